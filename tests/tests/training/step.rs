@@ -1,14 +1,14 @@
 //! SwiGLU and the scores of a layer, forward and backward, against f64.
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flash_dma::ops::TrainingOps;
 use burn_flash_dma::swiglu;
 use flash_dma_reference::round::round;
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, grad, load, values};
 
-every_burn!(gates, scores_of_tokens);
+every_burn!(gates, scores_of_tokens, rows_of_tables);
 
 fn random(count: usize, scale: f64, element: ElementType, rng: &mut Rng) -> Vec<f64> {
     (0..count)
@@ -147,6 +147,49 @@ fn scores_of_tokens<B: Backend>(burn: &Burn<B>) {
                     let error = (actual - exact).abs();
                     assert!(error <= 1e-6 * size + 1e-9, "{what}: {actual}, not {exact}");
                 }
+            }
+        }
+    }
+}
+
+/// The gradient of a table's rows, `[vocabulary, width]` in f32. The last ones are products in chunks of tokens on CubeCL's
+/// runtimes, and additions at indices.
+fn rows_of_tables<B: Backend>(burn: &Burn<B>) {
+    let sizes = match B::SIZE {
+        Size::Large => vec![
+            [1, 1, 1],
+            [700, 40, 33],
+            [70_001, 1000, 64],
+            [3000, 2000, 16],
+        ],
+        _ => vec![[1, 1, 1], [50, 11, 8]],
+    };
+    let device = burn.device().clone();
+    for [count, vocabulary, width] in sizes {
+        for element in supported(burn) {
+            let mut rng = Rng::new(count as u64);
+            let slopes = random(count * width, 1.0, element, &mut rng);
+            let rows: Vec<_> = (0..count).map(|_| rng.below(vocabulary)).collect();
+            let tokens = rows.iter().map(|&row| row as i64).collect();
+            let tokens = Tensor::<1, Int>::from_data(TensorData::new(tokens, [count]), &device);
+            let gradient: Tensor<2> = load(&slopes, [count, width], element, &device);
+            let gradient = Dispatch::training_lookup_gradient(
+                gradient.into_dispatch(),
+                tokens.into_dispatch(),
+                vocabulary,
+            );
+            let actual = values(Tensor::<2>::from_dispatch(gradient));
+            let mut exact = vec![[0.0; 2]; vocabulary * width];
+            for (row, slopes) in rows.iter().zip(slopes.chunks(width)) {
+                for (sum, slope) in exact[row * width..].iter_mut().zip(slopes) {
+                    sum[0] += slope;
+                    sum[1] += slope.abs();
+                }
+            }
+            for (actual, [exact, size]) in actual.into_iter().zip(exact) {
+                let error = (actual - exact).abs();
+                let what = format!("{element} {count} {vocabulary} {width}");
+                assert!(error <= 1e-6 * size + 1e-9, "{what}: {actual}, not {exact}");
             }
         }
     }

@@ -5,11 +5,11 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
 
-/// Largest vocabulary whose gradient is made by products with one-hot rows; larger ones add at indices.
-const ONE_HOT_VOCABULARY: usize = 1024;
+/// The largest vocabulary whose gradient is made by products with one-hot rows; larger ones add at indices.
+pub(crate) const ONE_HOT_VOCABULARY: usize = 1024;
 
-/// Maximum number of one-hot numbers at a time: 128 MiB.
-const ONE_HOT_NUMBERS: usize = 1 << 25;
+/// Maximum number of one-hot numbers at a time: 128 MiB in f32.
+pub(crate) const ONE_HOT_NUMBERS: usize = 1 << 25;
 
 /// Maximum number of rows of all partial sums together, each as wide as the embedding.
 const PARTIAL_ROWS: usize = 1 << 14;
@@ -75,7 +75,8 @@ pub fn lookup_gradient<B: Backend>(
     for start in (0..segments).step_by(chunk) {
         let end = segments.min(start + chunk);
         let range = [Slice::from(start..end)];
-        let one_hot = one_hot::<B>(B::int_slice(tokens.clone(), &range), vocabulary);
+        let tokens = B::int_slice(tokens.clone(), &range);
+        let one_hot = one_hot::<B>(tokens, vocabulary, FloatDType::F32);
         for part in &parts {
             let product = B::float_matmul(one_hot.clone(), B::float_slice(part.clone(), &range));
             let product = B::float_sum_dim(product, 0);
@@ -97,8 +98,12 @@ fn segments(tokens: usize, vocabulary: usize) -> (usize, usize) {
     (segments, chunk.max(1))
 }
 
-/// One-hot rows `[segments, vocabulary, length]` f32 of tokens `[segments, 1, length]`.
-fn one_hot<B: Backend>(tokens: IntTensor<B>, vocabulary: usize) -> FloatTensor<B> {
+/// One-hot rows `[segments, vocabulary, length]` of tokens `[segments, 1, length]`.
+pub(crate) fn one_hot<B: Backend>(
+    tokens: IntTensor<B>,
+    vocabulary: usize,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
     let [segments, _, length] = tokens.shape().dims();
     let device = tokens.device();
     let shape = Shape::new([segments, vocabulary, length]);
@@ -109,7 +114,7 @@ fn one_hot<B: Backend>(tokens: IntTensor<B>, vocabulary: usize) -> FloatTensor<B
         B::int_expand(classes, shape),
         bool_dtype::<B>(&device),
     );
-    B::bool_into_float(hit, FloatDType::F32)
+    B::bool_into_float(hit, dtype)
 }
 
 /// See [`TrainingOps::training_swiglu`](crate::ops::TrainingOps::training_swiglu).
@@ -222,7 +227,7 @@ pub fn losses_gradient<B: Backend>(
     let shifted = B::float_sub(cast::<B>(logits, FloatDType::F32), normaliser.greatest);
     let probabilities = B::float_exp(B::float_sub(shifted, normaliser.log_sum));
     let targets = B::int_reshape(targets, Shape::new([rows, 1, 1]));
-    let hit = one_hot::<B>(targets, classes);
+    let hit = one_hot::<B>(targets, classes, FloatDType::F32);
     let hit = B::float_reshape(hit, Shape::new([rows, classes]));
     let gradient = B::float_reshape(gradient, Shape::new([rows, 1]));
     cast::<B>(

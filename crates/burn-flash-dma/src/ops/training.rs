@@ -29,6 +29,20 @@ pub trait TrainingOps: Backend {
         fallback::lookup::<Self>(weight, tokens, dtype)
     }
 
+    /// Gradient of the table of [`training_lookup`](Self::training_lookup), `[vocabulary, width]` in f32, from that of its
+    /// rows, `[tokens, width]`.
+    #[fusion(
+        dtype = burn::tensor::DType::F32,
+        shape = Shape::new([*vocabulary, gradient[1]])
+    )]
+    fn training_lookup_gradient(
+        gradient: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        vocabulary: usize,
+    ) -> FloatTensor<Self> {
+        fallback::lookup_gradient::<Self>(gradient, tokens, vocabulary)
+    }
+
     /// Cross-entropy of each row, `[rows]` in f32, of `logits` `[rows, classes]` and the classes `targets` `[rows]`.
     #[fusion(default)]
     fn training_losses(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> FloatTensor<Self> {

@@ -22,7 +22,8 @@ pub(crate) struct State<E: Float, N: Size> {
     pub moment_2: Box<[Vector<E, N>]>,
 }
 
-/// A step of AdamW: a unit owns a vector of elements.
+/// A step of AdamW: a unit owns a vector of elements. With `in_place` the buffers of `new` are those of `old`, which
+/// CubeCL's disk cache would not see.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_kernel<E: Float, N: Size>(
     old: &State<E, N>,
@@ -30,6 +31,7 @@ pub(crate) fn adamw_kernel<E: Float, N: Size>(
     new: &mut State<E, N>,
     step: Step,
     items: usize,
+    #[comptime] _in_place: bool,
     #[define(E)] _element: ElemType,
 ) {
     let at = ABSOLUTE_POS;

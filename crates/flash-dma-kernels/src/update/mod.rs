@@ -34,8 +34,8 @@ impl UpdateState {
     }
 }
 
-/// A step of AdamW: `new` from `old` and the gradient, all contiguous, of the shape of the parameter and of `element`.
-/// Arithmetic is f32, and each result is rounded once.
+/// A step of AdamW: `new`, or where none is given `old` itself, from `old` and the gradient, all contiguous, of the shape of
+/// the parameter and of `element`. Arithmetic is f32, and each result is rounded once.
 ///
 /// The call only enqueues: a failure on the device is reported when a result is read.
 ///
@@ -49,7 +49,7 @@ pub fn adamw(
     step: &AdamWStep,
     old: &UpdateState,
     gradient: &TensorBinding,
-    new: &UpdateState,
+    new: Option<&UpdateState>,
 ) -> Result<(), AttentionError> {
     check_type(client, element)?;
     check_grid(client, 7, [1; 3])?;
@@ -59,10 +59,12 @@ pub fn adamw(
         TensorName::SecondMoment,
     ];
     let all = || {
-        names
-            .into_iter()
-            .cycle()
-            .zip(old.tensors().into_iter().chain(new.tensors()))
+        names.into_iter().cycle().zip(
+            [Some(old), new]
+                .into_iter()
+                .flatten()
+                .flat_map(UpdateState::tensors),
+        )
     };
     let shape = old.parameter.shape.to_vec();
     for (name, tensor) in all().chain([(TensorName::GradParameter, gradient)]) {
@@ -94,9 +96,10 @@ pub fn adamw(
             pass.vector,
             arguments(old),
             gradient.clone().into_buffer_arg(),
-            arguments(new),
+            new.map_or_else(|| aliases(old), arguments),
             numbers,
             pass.items,
+            new.is_none(),
             elem_type(element),
         );
     }
@@ -107,6 +110,13 @@ fn arguments<E: Float, N: Size>(state: &UpdateState) -> StateLaunch<E, N> {
     let [parameter, moment_1, moment_2] = state
         .tensors()
         .map(|tensor| tensor.clone().into_buffer_arg());
+    StateLaunch::new(parameter, moment_1, moment_2)
+}
+
+/// The buffers of `old`, which are the kernel's first.
+fn aliases<E: Float, N: Size>(old: &UpdateState) -> StateLaunch<E, N> {
+    let count = old.parameter.shape.iter().product();
+    let [parameter, moment_1, moment_2] = [0, 1, 2].map(|at| BufferArg::alias(at, count));
     StateLaunch::new(parameter, moment_1, moment_2)
 }
 

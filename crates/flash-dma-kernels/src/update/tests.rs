@@ -54,9 +54,15 @@ fn a_step_of_adamw_is_that_of_f64() {
             };
             let old = state([up(&p), up(&m), up(&v)]);
             let new = state([out(), out(), out()]);
-            adamw(&client, element, &step, &old, &up(&g), &new).unwrap();
-            let [new_p, new_m, new_v] = [new.parameter, new.moment_1, new.moment_2]
-                .map(|tensor| read_f64(&client, tensor, element));
+            adamw(&client, element, &step, &old, &up(&g), Some(&new)).unwrap();
+            adamw(&client, element, &step, &old, &up(&g), None).unwrap();
+            let read = |state: UpdateState| {
+                [state.parameter, state.moment_1, state.moment_2]
+                    .map(|tensor| read_f64(&client, tensor, element))
+            };
+            let [new_p, new_m, new_v] = read(new);
+            let in_place = read(old);
+            assert_eq!(in_place, [new_p.clone(), new_m.clone(), new_v.clone()]);
             let [beta_1, beta_2] = [step.beta_1, step.beta_2].map(f64::from);
             for at in 0..p.len() {
                 let m = beta_1 * m[at] + (1.0 - beta_1) * g[at];

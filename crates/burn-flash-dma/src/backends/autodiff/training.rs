@@ -101,14 +101,14 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
 #[derive(Debug)]
 struct Lookup;
 
-impl<B: Backend> Backward<B, 1> for Lookup {
+impl<B: TrainingOps> Backward<B, 1> for Lookup {
     /// Tokens, size of the vocabulary, and type of the table.
     type State = (IntTensor<B>, usize, FloatDType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (tokens, vocabulary, dtype) = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |gradient| {
-            let table = fallback::lookup_gradient::<B>(gradient, tokens, vocabulary);
+            let table = B::training_lookup_gradient(gradient, tokens, vocabulary);
             B::float_cast(table, dtype)
         });
     }

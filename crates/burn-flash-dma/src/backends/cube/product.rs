@@ -77,7 +77,8 @@ fn multiply_tokens(tokens: CubeTensor, weight: CubeTensor, out: DType) -> CubeTe
     reshape(multiply(rows(tokens), weight, out), shape)
 }
 
-fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
+/// `a · b` in `out`; a matrix without a contiguous axis is copied first.
+pub(super) fn multiply(a: CubeTensor, b: CubeTensor, out: DType) -> CubeTensor {
     let (client, element) = (a.client.clone(), checked_element(a.dtype));
     let shape = [a.meta.shape()[0], b.meta.shape()[1]];
     let result = empty(&a, shape, out);

@@ -1,12 +1,13 @@
 //! SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
 
+use super::product::multiply;
 use super::tensors::{empty, run, run_checked, run_over};
 use crate::fallback::{training, update as fallback};
 use crate::ops::training::TrainingOps;
 use crate::validate::element_of;
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::Slice;
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::tensor::{DType, Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::TensorBinding;
@@ -21,6 +22,38 @@ const SCORES_BACKWARD: &str = "the linear scores' backward pass";
 const ADAMW: &str = "AdamW's step";
 
 impl TrainingOps for CubeBackend {
+    /// One-hot rows and gradients of 16 bits are multiplied as they are, on tensor cores where there are any.
+    fn training_lookup_gradient(
+        gradient: FloatTensor<Self>,
+        tokens: IntTensor<Self>,
+        vocabulary: usize,
+    ) -> FloatTensor<Self> {
+        let [count, _] = gradient.meta.shape().dims();
+        let narrow = matches!(gradient.dtype, DType::F16 | DType::BF16);
+        if !narrow || count * vocabulary == 0 || vocabulary > training::ONE_HOT_VOCABULARY {
+            return training::lookup_gradient::<Self>(gradient, tokens, vocabulary);
+        }
+        let product = |(first, end): (usize, usize)| {
+            let range = [Slice::from(first..end)];
+            let length = end - first;
+            let tokens = Self::int_slice(tokens.clone(), &range);
+            let tokens = Self::int_reshape(tokens, Shape::new([1, 1, length]));
+            let dtype = gradient.dtype.into();
+            let one_hot = training::one_hot::<Self>(tokens, vocabulary, dtype);
+            let one_hot = Self::float_reshape(one_hot, Shape::new([vocabulary, length]));
+            multiply(
+                one_hot,
+                Self::float_slice(gradient.clone(), &range),
+                DType::F32,
+            )
+        };
+        // Rows of such a length begin where the tensor memory accelerator can read them.
+        let most = (training::ONE_HOT_NUMBERS / vocabulary).next_multiple_of(64);
+        let chunks = (0..count).step_by(most);
+        let products = chunks.map(|first| product((first, count.min(first + most))));
+        (products.reduce(Self::float_add)).expect("there are tokens")
+    }
+
     fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let Some(element) = element_of_all([&gate, &up]) else {
             return training::swiglu::<Self>(gate, up);
@@ -156,15 +189,20 @@ impl TrainingOps for CubeBackend {
         };
         let [parameter, gradient, moment_1, moment_2] =
             [parameter, gradient, moment_1, moment_2].map(into_contiguous);
-        let out = || like(&parameter);
-        let new = [out(), out(), out()];
+        let old = [&parameter, &moment_1, &moment_2];
+        // Tensors that nothing else reads are written over.
+        let in_place = old.iter().all(|tensor| tensor.can_mut());
+        let new = match in_place {
+            true => old.map(CubeTensor::clone),
+            false => old.map(like),
+        };
         let result = adamw(
             &parameter.client,
             element,
             &step,
-            &state([&parameter, &moment_1, &moment_2]),
+            &state(old),
             &binding(&gradient),
-            &state(new.each_ref()),
+            (!in_place).then(|| state(new.each_ref())).as_ref(),
         );
         if let Err(AttentionError::Unsupported { .. }) = result {
             return fallback::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step);

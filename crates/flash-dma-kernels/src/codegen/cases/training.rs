@@ -44,7 +44,8 @@ fn elements(client: &Client, len: usize, element: ElementType) {
         weight_decay: 1e-4,
         time: 1,
     };
-    adamw(client, element, &step, &state(), &x(), &state()).expect("a valid call");
+    adamw(client, element, &step, &state(), &x(), Some(&state())).expect("a valid call");
+    adamw(client, element, &step, &state(), &x(), None).expect("a valid call");
     scale(client, element, &x(), &tensor(client, [1], 4), &x()).expect("a valid call");
     let sums = || tensor(client, [SQUARE_SUMS], 4);
     add_squares(client, element, &x(), &sums(), &sums()).expect("a valid call");
