@@ -393,11 +393,13 @@ def products():
         return {"rule": "", "standard": ", as Burn takes it without autotune"}.get(candidate, ours)
 
     found, parts = {}, ("forward", "input", "weight")
-    for row in rows("h200/products.json"):
-        if maker(row["candidate"]) is not None and row["tflops"]:
+    for row in rows("h200/products.json", before=None):
+        newest = row["candidate"] != "rule" or row.get("run") == 2
+        if newest and maker(row["candidate"]) is not None and row["tflops"]:
             line = found.setdefault(row["layer"] + maker(row["candidate"]), {})
             line[row["pass"]] = max(row["tflops"], line.get(row["pass"], 0))
-    lines = [[name, *(rate(line.get(part)) for part in parts)] for name, line in found.items()]
+    ours_first = sorted(found.items(), key=lambda line: "," in line[0])
+    lines = [[name, *(rate(line.get(part)) for part in parts)] for name, line in ours_first]
     return table(["TFLOP/s", "forward", "gradient of the input", "gradient of the weight"], lines)
 
 

@@ -123,7 +123,7 @@ impl Row {
     }
 
     /// Cosine and sine of each of this lane's pairs of features at the row's position; zeros if there is no such row,
-    /// nothing without angles. Read before the row, so that both arrive together.
+    /// nothing without angles.
     fn turns<T: Size>(
         &self,
         angles: &ComptimeOption<Angles<T>>,
