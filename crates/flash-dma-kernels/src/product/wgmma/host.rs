@@ -1,6 +1,6 @@
 //! The products that the kernel serves, and its launch.
 
-use crate::host::check::{address_type, elem_type};
+use crate::host::check::{SEGMENT_BYTES, address_type, begins_at, elem_type};
 use crate::matrix::blueprint::{RowStores, has_wgmma};
 use crate::product::operands::{Major, Operands, Output, Sizes, major, transposed};
 use crate::product::parts::Division;
@@ -61,7 +61,9 @@ impl<'a> Plan<'a> {
 
     fn blueprint(&self, out: Output) -> Blueprint {
         let major = |tensor| major(tensor).expect("boxes have contiguous rows or columns");
-        let segments = out.element.size() == 2 && self.operands.sizes().n.is_multiple_of(8);
+        let segments = out.element.size() == 2
+            && self.operands.sizes().n.is_multiple_of(8)
+            && begins_at(out.tensor, SEGMENT_BYTES);
         Blueprint {
             element: self.operands.element,
             tile: self.tile,
