@@ -122,25 +122,12 @@ impl Row {
         }
     }
 
-    /// Cosine and sine of each of this lane's pairs of features at the row's position; zeros if there is no such row,
-    /// nothing without angles.
-    fn turns<T: Size>(
-        &self,
-        angles: &ComptimeOption<Angles<T>>,
-        #[comptime] bp: NormBlueprint,
-    ) -> Array<f32> {
-        let mut turns = Array::<f32>::new(comptime!(if bp.rotary { bp.features() } else { 1 }));
-        #[comptime]
-        if let ComptimeOption::Some(angles) = angles {
-            self.read_turns::<T>(angles, &mut turns, bp);
-        }
-        turns
-    }
-
-    fn read_turns<T: Size>(
+    /// Turns this lane's pairs of features by the angles of the row's position, or back.
+    fn rotate<T: Size>(
         &self,
         angles: &Angles<T>,
-        turns: &mut Array<f32>,
+        values: &mut Array<f32>,
+        #[comptime] back: bool,
         #[comptime] bp: NormBlueprint,
     ) {
         let table = &angles.table;
@@ -150,47 +137,27 @@ impl Row {
         #[unroll(bp.unroll())]
         for step in 0..comptime!(bp.steps()) {
             let feature = self.feature(step, bp);
-            #[unroll]
-            for pair in 0..comptime!(bp.item / 2) {
-                let mut cos = 0.0f32;
-                let mut sin = 0.0f32;
-                if self.exists && feature < comptime!(bp.width) {
+            if self.exists && feature < comptime!(bp.width) {
+                #[unroll]
+                for pair in 0..comptime!(bp.item / 2) {
                     let angle = (at + (feature / 2 + pair) * stride) / size;
-                    cos = table[angle].extract(0usize);
-                    sin = table[angle].extract(comptime!(size - 1));
+                    let cos = table[angle].extract(0usize);
+                    let mut sin = table[angle].extract(comptime!(size - 1));
                     if comptime!(size == 1) {
                         sin = table[angle + 1].extract(0usize);
                     }
+                    if comptime!(back) {
+                        sin = -sin;
+                    }
+                    let first = step * comptime!(bp.item) + comptime!(2 * pair);
+                    // Both are computed before either is stored.
+                    let turned = values[first] * cos - values[first + 1] * sin;
+                    let partner = values[first + 1] * cos + values[first] * sin;
+                    values[first] = turned;
+                    values[first + 1] = partner;
                 }
-                let first = step * comptime!(bp.item) + comptime!(2 * pair);
-                turns[first] = cos;
-                turns[first + 1] = sin;
             }
         }
-    }
-}
-
-/// Turns a lane's pairs of features by the angles of the row's position, or back.
-#[cube]
-fn rotate(
-    values: &mut Array<f32>,
-    turns: &Array<f32>,
-    #[comptime] back: bool,
-    #[comptime] bp: NormBlueprint,
-) {
-    #[unroll(bp.unroll())]
-    for pair in 0..comptime!(bp.features() / 2) {
-        let first = 2 * pair;
-        let cos = turns[first];
-        let mut sin = turns[first + 1];
-        if comptime!(back) {
-            sin = -sin;
-        }
-        // Both are computed before either is stored.
-        let turned = values[first] * cos - values[first + 1] * sin;
-        let partner = values[first + 1] * cos + values[first] * sin;
-        values[first] = turned;
-        values[first + 1] = partner;
     }
 }
 
@@ -305,7 +272,6 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
     let mut first = CUBE_POS * comptime!(bp.rows);
     while first < rows {
         let row = Row::this(first, &counts, bp);
-        let turns = row.turns::<T>(angles, bp);
         let at = row.at(x.stride(0), x.stride(1), x.stride(2));
         row.load::<E, N>(x, at, &mut values, bp);
         #[comptime]
@@ -317,8 +283,9 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
             }
             weigh::<E, N>(gamma, &row, &mut values, bp);
         }
-        if comptime!(bp.rotary) {
-            rotate(&mut values, &turns, false, bp);
+        #[comptime]
+        if let ComptimeOption::Some(angles) = angles {
+            row.rotate::<T>(angles, &mut values, false, bp);
         }
         let at = row.at(out.stride(0), out.stride(2), out.stride(1));
         row.store::<E, N>(out, at, &values, bp);
@@ -368,20 +335,17 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
     let begin = CUBE_POS * passes * comptime!(bp.rows);
     for pass in 0..passes {
         let row = Row::this(begin + pass * comptime!(bp.rows), &counts, bp);
-        let turns = row.turns::<T>(angles, bp);
         let at = row.at(grad_out.stride(0), grad_out.stride(2), grad_out.stride(1));
         row.load::<E, N>(grad_out, at, &mut grads, bp);
+        #[comptime]
+        if let ComptimeOption::Some(angles) = angles {
+            row.rotate::<T>(angles, &mut grads, true, bp);
+        }
         #[comptime]
         if let ComptimeOption::Some(normed) = normed {
             let x = &normed.x;
             let at = row.at(x.stride(0), x.stride(1), x.stride(2));
             row.load::<E, N>(x, at, &mut values, bp);
-        }
-        if comptime!(bp.rotary) {
-            rotate(&mut grads, &turns, true, bp);
-        }
-        #[comptime]
-        if let ComptimeOption::Some(normed) = normed {
             let r = reciprocal(&values, epsilon, &mut shared, bp);
             #[unroll(bp.unroll())]
             for n in 0..comptime!(bp.features()) {
