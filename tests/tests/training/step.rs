@@ -29,6 +29,21 @@ fn grain(element: ElementType) -> f64 {
     }
 }
 
+/// Adds a term to a sum, and its size to that of all terms.
+fn add(sum: &mut [f64; 2], term: f64) {
+    sum[0] += term;
+    sum[1] += term.abs();
+}
+
+/// Sums in f32 are the exact ones, whose terms have these sizes in all.
+fn agree(actual: &[f64], exact: &[[f64; 2]], what: &str) {
+    assert_eq!(actual.len(), exact.len(), "{what}");
+    for (actual, [exact, size]) in actual.iter().zip(exact) {
+        let error = (actual - exact).abs();
+        assert!(error <= 1e-6 * size + 1e-9, "{what}: {actual}, not {exact}");
+    }
+}
+
 fn gates<B: Backend>(burn: &Burn<B>) {
     let shapes = match B::SIZE {
         Size::Large => vec![[1, 1, 1], [3, 7, 33], [2, 500, 2752]],
@@ -134,19 +149,14 @@ fn scores_of_tokens<B: Backend>(burn: &Burn<B>) {
                     .iter()
                     .zip(&mut of_directions[h * width..]);
                 for (x, (direction, of_direction)) in token.iter().zip(rows) {
-                    for (sum, term) in [(&mut *sum, x * direction), (of_direction, x * slope)] {
-                        sum[0] += term;
-                        sum[1] += term.abs();
-                    }
+                    add(sum, x * direction);
+                    add(of_direction, x * slope);
                 }
             }
             let actual = [(scores, exact), (grad(&d, &grads), of_directions)];
             for (actual, exact) in actual {
-                for (actual, [exact, size]) in actual.into_iter().zip(exact) {
-                    let what = format!("{element} {batch} {len} {width} {heads}");
-                    let error = (actual - exact).abs();
-                    assert!(error <= 1e-6 * size + 1e-9, "{what}: {actual}, not {exact}");
-                }
+                let what = format!("{element} {batch} {len} {width} {heads}");
+                agree(&actual, &exact, &what);
             }
         }
     }
@@ -181,16 +191,12 @@ fn rows_of_tables<B: Backend>(burn: &Burn<B>) {
             let actual = values(Tensor::<2>::from_dispatch(gradient));
             let mut exact = vec![[0.0; 2]; vocabulary * width];
             for (row, slopes) in rows.iter().zip(slopes.chunks(width)) {
-                for (sum, slope) in exact[row * width..].iter_mut().zip(slopes) {
-                    sum[0] += slope;
-                    sum[1] += slope.abs();
+                for (sum, &slope) in exact[row * width..].iter_mut().zip(slopes) {
+                    add(sum, slope);
                 }
             }
-            for (actual, [exact, size]) in actual.into_iter().zip(exact) {
-                let error = (actual - exact).abs();
-                let what = format!("{element} {count} {vocabulary} {width}");
-                assert!(error <= 1e-6 * size + 1e-9, "{what}: {actual}, not {exact}");
-            }
+            let what = format!("{element} {count} {vocabulary} {width}");
+            agree(&actual, &exact, &what);
         }
     }
 }

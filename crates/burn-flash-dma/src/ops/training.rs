@@ -10,7 +10,8 @@ use flash_dma_problem::AdamWStep;
 /// Operations with gradients of their own, or whose results autodiff does not keep.
 ///
 /// The default bodies are plain Burn operations, fused where Burn fuses. CubeCL's runtimes have kernels for SwiGLU,
-/// linear scores and the optimiser's update; no backend needs others.
+/// linear scores and the optimiser's update, and take their own product for the gradient of an embedding; no backend needs
+/// others.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),

@@ -24,7 +24,7 @@ pub enum Route {
 pub struct Choice {
     /// The kernel.
     pub route: Route,
-    /// Number of parts into which the sums over `k` are cut, each computed by separate cubes; 1 for none. The parts are
+    /// Number of parts into which the sums over `k` are cut, each computed in tiles of its own; 1 for none. The parts are
     /// f32 and are added in a fixed order. A kernel may use fewer.
     pub parts: usize,
 }
@@ -36,8 +36,8 @@ const SHORTEST_PART: usize = 512;
 
 const MOST_PARTS: usize = 64;
 
-/// The cost of starting and finishing a cube, in steps along `k`.
-const CUBE_COST: usize = 256;
+/// The cost of starting and finishing a tile of the result, in steps along `k`.
+const TILE_COST: usize = 256;
 
 /// Elements of the result that are written as a part, read and added in the time of a step along `k` of a full wave of
 /// cubes: 2350 bytes per clock of the memory of an H200 against 16 clocks per step of a 128 x 256 tile.
@@ -87,7 +87,7 @@ impl Choice {
 }
 
 impl Route {
-    /// The rows and columns that one cube computes, for the estimate of waves; `None` if sums are never cut.
+    /// The rows and columns that a cube computes at a time, for the estimate of waves; `None` if sums are never cut.
     fn tile(self) -> Option<[usize; 2]> {
         match self {
             Self::Standard => Some([128, 128]),
@@ -97,8 +97,8 @@ impl Route {
     }
 }
 
-/// The number of parts with the least estimated time: waves of cubes over the multiprocessors, each as long as a part
-/// and the start of a cube, plus the parts' writes and reads.
+/// The number of parts with the least estimated time: waves of tiles over the multiprocessors, each as long as a part
+/// and the start of a tile, plus the parts' writes and reads.
 fn parts(sizes: Sizes, [rows, columns]: [usize; 2], processors: usize) -> usize {
     let Sizes { m, n, k } = sizes;
     if k < LONG || processors <= 1 {
@@ -111,7 +111,7 @@ fn parts(sizes: Sizes, [rows, columns]: [usize; 2], processors: usize) -> usize 
             1 => 0,
             _ => parts * m * n / ADDED_PER_STEP,
         };
-        waves * (k.div_ceil(parts) + CUBE_COST) + added
+        waves * (k.div_ceil(parts) + TILE_COST) + added
     };
     (1..=MOST_PARTS.min(k / SHORTEST_PART))
         .min_by_key(|&parts| time(parts))

@@ -1,4 +1,4 @@
-//! SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
+//! The gradient of an embedding, SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
 
 use super::product::multiply;
 use super::tensors::{empty, run, run_checked, run_over};
@@ -33,24 +33,19 @@ impl TrainingOps for CubeBackend {
         if !narrow || count * vocabulary == 0 || vocabulary > training::ONE_HOT_VOCABULARY {
             return training::lookup_gradient::<Self>(gradient, tokens, vocabulary);
         }
-        let product = |(first, end): (usize, usize)| {
-            let range = [Slice::from(first..end)];
-            let length = end - first;
-            let tokens = Self::int_slice(tokens.clone(), &range);
-            let tokens = Self::int_reshape(tokens, Shape::new([1, 1, length]));
-            let dtype = gradient.dtype.into();
-            let one_hot = training::one_hot::<Self>(tokens, vocabulary, dtype);
-            let one_hot = Self::float_reshape(one_hot, Shape::new([vocabulary, length]));
-            multiply(
-                one_hot,
-                Self::float_slice(gradient.clone(), &range),
-                DType::F32,
-            )
-        };
         // Rows of such a length begin where the tensor memory accelerator can read them.
         let most = (training::ONE_HOT_NUMBERS / vocabulary).next_multiple_of(64);
-        let chunks = (0..count).step_by(most);
-        let products = chunks.map(|first| product((first, count.min(first + most))));
+        let product = |first: usize| {
+            let length = most.min(count - first);
+            let range = [Slice::from(first..first + length)];
+            let tokens = Self::int_slice(tokens.clone(), &range);
+            let tokens = Self::int_reshape(tokens, Shape::new([1, 1, length]));
+            let one_hot = training::one_hot::<Self>(tokens, vocabulary, gradient.dtype.into());
+            let one_hot = Self::float_reshape(one_hot, Shape::new([vocabulary, length]));
+            let rows = Self::float_slice(gradient.clone(), &range);
+            multiply(one_hot, rows, DType::F32)
+        };
+        let products = (0..count).step_by(most).map(product);
         (products.reduce(Self::float_add)).expect("there are tokens")
     }
 

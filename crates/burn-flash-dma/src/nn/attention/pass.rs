@@ -284,10 +284,10 @@ fn joint_weight<const N: usize>(layers: [&Linear; N], x: &Tensor<3>) -> Option<T
         && weights.iter().all(|weight| weight.dtype() == dtype)
         && element_type(TensorName::Weight, &weights[0]).is_ok()
         && element_type(TensorName::Tokens, x).is_ok();
-    // With fewer tokens, copying the weights costs more than reading the tokens again.
     // Rounded first: fewer bytes are laid side by side, and fewer are split for the gradients.
-    let parts = || weights.map(|weight| weight.cast(x.dtype())).into();
-    (alike && batch * len >= d_model).then(|| Tensor::cat(parts(), 1))
+    let joint = || Tensor::cat(weights.map(|weight| weight.cast(x.dtype())).into(), 1);
+    // With fewer tokens, copying the weights costs more than reading the tokens again.
+    (alike && batch * len >= d_model).then(joint)
 }
 
 /// Effect of scores that only rank where nothing is evicted: −∞ hides a key, all others add nothing.
