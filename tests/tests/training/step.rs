@@ -3,12 +3,12 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flash_dma::ops::TrainingOps;
-use burn_flash_dma::swiglu;
+use burn_flash_dma::{split_heads, swiglu};
 use flash_dma_reference::round::round;
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, grad, load, values};
 
-every_burn!(gates, scores_of_tokens, rows_of_tables);
+every_burn!(gates, scores_of_tokens, rows_of_tables, heads_side_by_side);
 
 fn random(count: usize, scale: f64, element: ElementType, rng: &mut Rng) -> Vec<f64> {
     (0..count)
@@ -197,6 +197,52 @@ fn rows_of_tables<B: Backend>(burn: &Burn<B>) {
             }
             let what = format!("{element} {count} {vocabulary} {width}");
             agree(&actual, &exact, &what);
+        }
+    }
+}
+
+/// Gradients of parts, joined bit for bit: at the device's alignment, off it, and of transposed parts.
+fn heads_side_by_side<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    for (heads, width) in [([8, 2, 2], 128), ([4, 4, 8], 64), ([3, 1, 2], 24)] {
+        for element in supported(burn) {
+            let (batch, len, all) = (2, 5, heads.iter().sum());
+            let mut rng = Rng::new(width as u64);
+            let shape = [batch, len, all, width];
+            let x: Tensor<4> = load(
+                &vec![1.0; batch * len * all * width],
+                shape,
+                element,
+                &device,
+            );
+            let x = x.require_grad();
+            let (mut loss, mut exact) = (
+                Tensor::<1>::zeros([1], &device),
+                vec![0.0; x.shape().num_elements()],
+            );
+            let mut first = 0;
+            for (part, heads) in split_heads(x.clone(), heads).into_iter().zip(heads) {
+                // Heads before tokens, as attention has them.
+                let slope = random(batch * heads * len * width, 1.0, element, &mut rng);
+                for (at, slope) in slope.iter().enumerate() {
+                    let (b, h, t, c) = (
+                        at / width / len / heads,
+                        at / width / len % heads,
+                        at / width % len,
+                        at % width,
+                    );
+                    exact[((b * len + t) * all + first + h) * width + c] = *slope;
+                }
+                let slopes: Tensor<4> = load(&slope, [batch, heads, len, width], element, &device);
+                let terms = part.swap_dims(1, 2) * slopes;
+                loss = loss + terms.cast(DType::F32).sum();
+                first += heads;
+            }
+            assert_eq!(
+                grad(&x, &loss.backward()),
+                exact,
+                "{element} {heads:?} {width}"
+            );
         }
     }
 }

@@ -2,6 +2,11 @@
 
 use crate::fallback::tensors::to_f32;
 use crate::fallback::{training as fallback, update};
+use crate::types::PackedRows;
+#[cfg(feature = "fusion")]
+use crate::types::{OptionalFloatMetadata, PackedRowsMetadata};
+#[cfg(feature = "fusion")]
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape};
@@ -10,8 +15,8 @@ use flash_dma_problem::AdamWStep;
 /// Operations with gradients of their own, or whose results autodiff does not keep.
 ///
 /// The default bodies are plain Burn operations, fused where Burn fuses. CubeCL's runtimes have kernels for SwiGLU,
-/// linear scores and the optimiser's update, and take their own product for the gradient of an embedding; no backend needs
-/// others.
+/// linear scores, joined heads and the optimiser's update, and take their own product for the gradient of an embedding; no
+/// backend needs others.
 #[backend_extension(
     Cube: cfg(feature = "cube"),
     Flex: cfg(feature = "flex"),
@@ -89,6 +94,12 @@ pub trait TrainingOps: Backend {
         fallback::split::<Self>(x, dim, &sizes)
     }
 
+    /// Heads `[batch, len, heads, head_dim]` of a token side by side, which [`training_split`](Self::training_split) splits.
+    #[fusion(meta = |rows| joint_heads(rows))]
+    fn training_join_heads(#[extension_type] rows: PackedRows<Self>) -> FloatTensor<Self> {
+        Self::float_cat(rows.into_parts(), 2)
+    }
+
     /// `x` in f32. Autodiff does not keep the result, but casts again when the backward pass reads it.
     #[fusion(default)]
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -143,6 +154,17 @@ pub trait TrainingOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         update::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step)
     }
+}
+
+#[cfg(feature = "fusion")]
+fn joint_heads(rows: &PackedRowsMetadata) -> TensorSpec {
+    let [batch, len, k_heads, head_dim] = rows.k.shape.dims();
+    let q_heads = match &rows.q {
+        OptionalFloatMetadata::None => 0,
+        OptionalFloatMetadata::Some(q) => q.shape[2],
+    };
+    let heads = q_heads + k_heads + rows.v.shape[2];
+    TensorSpec::new([batch, len, heads, head_dim].into(), rows.k.dtype)
 }
 
 #[cfg(feature = "fusion")]

@@ -14,6 +14,9 @@ const SHARED_BYTES: usize = 40 << 10;
 const PLANE: usize = 32;
 /// The most items of a lane, if no more than a plane shares a row.
 const LANE_ITEMS: usize = 4;
+/// The most heads that a group of units holds at once, and the most of their features in a lane.
+const HEADS: usize = 4;
+const LANE_FEATURES: usize = 32;
 
 /// How the units that share a row add up their sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,8 +36,11 @@ pub(crate) struct NormBlueprint {
     pub item: usize,
     /// Units that share a row, a power of two: lane `l` owns the items `l`, `l + lanes` and so on.
     pub lanes: usize,
-    /// Rows that a cube processes at once.
-    pub rows: usize,
+    /// Groups of units that share rows, in a cube.
+    pub groups: usize,
+    /// Heads of a token that a group holds at once, a divisor of their number. It reads the token's angles once, and
+    /// waits for memory once.
+    pub heads: usize,
     pub sums: LaneSums,
     /// True if there is a norm. This and the next are also among the kernels' options, but CubeCL's disk cache does not
     /// see those, see `docs/upstream.md`.
@@ -72,15 +78,28 @@ impl NormBlueprint {
             true => items.next_power_of_two().min(PLANE).min(units),
             false => units,
         };
-        Self {
+        let one = Self {
             width,
             item,
             lanes,
-            rows: units / lanes,
+            groups: units / lanes,
+            heads: 1,
             sums,
             norm: problem.epsilon.is_some(),
             rotary: problem.rotary.is_some(),
-        }
+        };
+        // Loops over features that are not unrolled keep them in memory.
+        let together = |&heads: &usize| {
+            let fit = heads * one.features() <= LANE_FEATURES;
+            one.unroll() && fit && problem.heads.is_multiple_of(heads)
+        };
+        let heads = (1..=HEADS).rev().find(together).unwrap_or(1);
+        Self { heads, ..one }
+    }
+
+    /// Rows that a cube processes at once.
+    pub(crate) fn rows(&self) -> usize {
+        self.groups * self.heads
     }
 
     /// Items of a lane.
@@ -92,13 +111,18 @@ impl NormBlueprint {
         self.steps() * self.item
     }
 
+    /// The first of a lane's features of row `head` among those of the rows that it holds.
+    pub(crate) fn first(&self, head: usize) -> usize {
+        head * self.features()
+    }
+
     /// True if loops over a lane's features are unrolled, so that these stay in registers.
     pub(crate) fn unroll(&self) -> bool {
         self.sums != LaneSums::Alone
     }
 
     pub(crate) fn units(&self) -> usize {
-        self.lanes * self.rows
+        self.lanes * self.groups
     }
 
     /// Words of shared memory for the sums of rows.
@@ -112,9 +136,9 @@ impl NormBlueprint {
 
     /// Words of shared memory for the gradients of gamma of all lanes: none where lanes write them themselves.
     pub(crate) fn shared_gradients(&self) -> usize {
-        match self.rows {
+        match self.groups {
             1 => 1,
-            rows => rows * self.width,
+            groups => groups * self.width,
         }
     }
 

@@ -31,29 +31,30 @@ pub(crate) struct RowCounts {
     heads: usize,
 }
 
-/// A row and this unit's place in it.
+/// The rows of `bp.heads` heads of a token, and this unit's place in each.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct Row {
+pub(crate) struct Rows {
     batch: usize,
     token: usize,
+    /// The first head.
     head: usize,
-    /// True if there is such a row.
-    exists: bool,
-    /// The unit among those of the row.
+    /// True if there are such rows.
+    exist: bool,
+    /// The unit among those of a row.
     lane: usize,
 }
 
 #[cube]
-impl Row {
-    /// The row of this unit, if the cube processes the rows from `first` on: heads vary fastest.
-    fn this(first: usize, counts: &RowCounts, #[comptime] bp: NormBlueprint) -> Row {
-        let row = first + UNIT_POS as usize / comptime!(bp.lanes);
+impl Rows {
+    /// The rows of this unit, if the cube processes those from `first` on: heads vary fastest.
+    fn this(first: usize, counts: &RowCounts, #[comptime] bp: NormBlueprint) -> Rows {
+        let row = first + UNIT_POS as usize / comptime!(bp.lanes) * comptime!(bp.heads);
         let token = row / counts.heads;
-        Row {
+        Rows {
             batch: token / counts.len,
             token: token % counts.len,
             head: row % counts.heads,
-            exists: row < counts.batch * counts.len * counts.heads,
+            exist: row < counts.batch * counts.len * counts.heads,
             lane: UNIT_POS as usize % comptime!(bp.lanes),
         }
     }
@@ -63,17 +64,33 @@ impl Row {
         (step * comptime!(bp.lanes) + self.lane) * comptime!(bp.item)
     }
 
-    /// The start of the row in a tensor of these strides.
+    /// The start of the first row in a tensor of these strides.
     fn at(&self, batch: usize, token: usize, head: usize) -> usize {
         self.batch * batch + self.token * token + self.head * head
     }
 
-    /// Loads this lane's features of the row at `at`, as f32; zeros if there is no such row.
+    /// Loads this lane's features of the rows, the first at `at` and `stride` elements from one to the next, as f32; zeros
+    /// if there are no such rows.
     fn load<E: Float, N: Size>(
         &self,
         tensor: &Tensor<Vector<E, N>>,
         at: usize,
+        stride: usize,
         values: &mut Array<f32>,
+        #[comptime] bp: NormBlueprint,
+    ) {
+        #[unroll]
+        for head in 0..comptime!(bp.heads) {
+            self.load_row::<E, N>(tensor, at + head * stride, values, head, bp);
+        }
+    }
+
+    fn load_row<E: Float, N: Size>(
+        &self,
+        tensor: &Tensor<Vector<E, N>>,
+        at: usize,
+        values: &mut Array<f32>,
+        #[comptime] head: usize,
         #[comptime] bp: NormBlueprint,
     ) {
         let size = tensor.vector_size().comptime();
@@ -83,37 +100,40 @@ impl Row {
             #[unroll]
             for piece in 0..comptime!(bp.item / size) {
                 let mut part = Vector::<f32, N>::new(0.0f32);
-                if self.exists && feature < comptime!(bp.width) {
+                if self.exist && feature < comptime!(bp.width) {
                     part = Vector::cast_from(tensor[(at + feature) / size + piece]);
                 }
                 #[unroll]
                 for e in 0..size {
-                    let to = step * comptime!(bp.item) + comptime!(piece * size + e);
+                    let to =
+                        step * comptime!(bp.item) + comptime!(bp.first(head) + piece * size + e);
                     values[to] = part.extract(e);
                 }
             }
         }
     }
 
-    /// Stores this lane's features of the row at `at`, if there is such a row.
+    /// Stores this lane's features of row `head` at `at`, if there is such a row.
     fn store<E: Float, N: Size>(
         &self,
         tensor: &mut Tensor<Vector<E, N>>,
         at: usize,
         values: &Array<f32>,
+        #[comptime] head: usize,
         #[comptime] bp: NormBlueprint,
     ) {
         let size = tensor.vector_size().comptime();
         #[unroll(bp.unroll())]
         for step in 0..comptime!(bp.steps()) {
             let feature = self.feature(step, bp);
-            if self.exists && feature < comptime!(bp.width) {
+            if self.exist && feature < comptime!(bp.width) {
                 #[unroll]
                 for piece in 0..comptime!(bp.item / size) {
                     let mut part = Vector::<f32, N>::new(0.0f32);
                     #[unroll]
                     for e in 0..size {
-                        let from = step * comptime!(bp.item) + comptime!(piece * size + e);
+                        let from = step * comptime!(bp.item)
+                            + comptime!(bp.first(head) + piece * size + e);
                         part.insert(e, values[from]);
                     }
                     tensor[(at + feature) / size + piece] = Vector::cast_from(part);
@@ -122,12 +142,25 @@ impl Row {
         }
     }
 
-    /// Turns this lane's pairs of features by the angles of the row's position, or back.
-    fn rotate<T: Size>(
+    /// Cosine and sine of each of this lane's pairs of features at the token's position; zeros if there are no such rows,
+    /// nothing without angles.
+    fn turns<T: Size>(
+        &self,
+        angles: &ComptimeOption<Angles<T>>,
+        #[comptime] bp: NormBlueprint,
+    ) -> Array<f32> {
+        let mut turns = Array::<f32>::new(comptime!(if bp.rotary { bp.features() } else { 1 }));
+        #[comptime]
+        if let ComptimeOption::Some(angles) = angles {
+            self.read_turns::<T>(angles, &mut turns, bp);
+        }
+        turns
+    }
+
+    fn read_turns<T: Size>(
         &self,
         angles: &Angles<T>,
-        values: &mut Array<f32>,
-        #[comptime] back: bool,
+        turns: &mut Array<f32>,
         #[comptime] bp: NormBlueprint,
     ) {
         let table = &angles.table;
@@ -137,27 +170,48 @@ impl Row {
         #[unroll(bp.unroll())]
         for step in 0..comptime!(bp.steps()) {
             let feature = self.feature(step, bp);
-            if self.exists && feature < comptime!(bp.width) {
-                #[unroll]
-                for pair in 0..comptime!(bp.item / 2) {
+            #[unroll]
+            for pair in 0..comptime!(bp.item / 2) {
+                let mut cos = 0.0f32;
+                let mut sin = 0.0f32;
+                if self.exist && feature < comptime!(bp.width) {
                     let angle = (at + (feature / 2 + pair) * stride) / size;
-                    let cos = table[angle].extract(0usize);
-                    let mut sin = table[angle].extract(comptime!(size - 1));
+                    cos = table[angle].extract(0usize);
+                    sin = table[angle].extract(comptime!(size - 1));
                     if comptime!(size == 1) {
                         sin = table[angle + 1].extract(0usize);
                     }
-                    if comptime!(back) {
-                        sin = -sin;
-                    }
-                    let first = step * comptime!(bp.item) + comptime!(2 * pair);
-                    // Both are computed before either is stored.
-                    let turned = values[first] * cos - values[first + 1] * sin;
-                    let partner = values[first + 1] * cos + values[first] * sin;
-                    values[first] = turned;
-                    values[first + 1] = partner;
                 }
+                let first = step * comptime!(bp.item) + comptime!(2 * pair);
+                turns[first] = cos;
+                turns[first + 1] = sin;
             }
         }
+    }
+}
+
+/// Turns a lane's pairs of features of row `head` by the angles of the token's position, or back.
+#[cube]
+fn rotate(
+    values: &mut Array<f32>,
+    turns: &Array<f32>,
+    #[comptime] head: usize,
+    #[comptime] back: bool,
+    #[comptime] bp: NormBlueprint,
+) {
+    #[unroll(bp.unroll())]
+    for pair in 0..comptime!(bp.features() / 2) {
+        let cos = turns[2 * pair];
+        let mut sin = turns[2 * pair + 1];
+        if comptime!(back) {
+            sin = -sin;
+        }
+        let first = 2 * pair + comptime!(bp.first(head));
+        // Both are computed before either is stored.
+        let turned = values[first] * cos - values[first + 1] * sin;
+        let partner = values[first + 1] * cos + values[first] * sin;
+        values[first] = turned;
+        values[first + 1] = partner;
     }
 }
 
@@ -198,44 +252,48 @@ fn sum_of_lanes(value: f32, shared: &mut Shared<[f32]>, #[comptime] bp: NormBlue
     sum
 }
 
-/// `1 / sqrt(mean of x² + epsilon)` of each row.
+/// `1 / sqrt(mean of x² + epsilon)` of row `head`.
 #[cube]
 fn reciprocal(
     x: &Array<f32>,
     epsilon: f32,
     shared: &mut Shared<[f32]>,
+    #[comptime] head: usize,
     #[comptime] bp: NormBlueprint,
 ) -> f32 {
     let mut squares = 0.0f32;
     #[unroll(bp.unroll())]
     for n in 0..comptime!(bp.features()) {
-        squares += x[n] * x[n];
+        let x = x[n + comptime!(bp.first(head))];
+        squares += x * x;
     }
     let squares = sum_of_lanes(squares, shared, bp);
     1.0f32 / (squares / comptime!(bp.width as f32) + epsilon).sqrt()
 }
 
-/// Multiplies this lane's features by their weights, which are read again for every row: they stay in the L1 cache, and
+/// Multiplies this lane's features of row `head` by their weights, which are read again for every row: they stay in the L1 cache, and
 /// in registers they would leave room for fewer rows.
 #[cube]
 fn weigh<E: Float, N: Size>(
     gamma: &[Vector<E, N>],
-    row: &Row,
+    rows: &Rows,
     values: &mut Array<f32>,
+    #[comptime] head: usize,
     #[comptime] bp: NormBlueprint,
 ) {
     let size = N::value().comptime();
     #[unroll(bp.unroll())]
     for step in 0..comptime!(bp.steps()) {
-        let feature = row.feature(step, bp);
+        let feature = rows.feature(step, bp);
         if feature < comptime!(bp.width) {
             #[unroll]
             for piece in 0..comptime!(bp.item / size) {
                 let part = Vector::<f32, N>::cast_from(gamma[feature / size + piece]);
                 #[unroll]
                 for e in 0..size {
-                    values[step * comptime!(bp.item) + comptime!(piece * size + e)] *=
-                        part.extract(e);
+                    let at =
+                        step * comptime!(bp.item) + comptime!(bp.first(head) + piece * size + e);
+                    values[at] *= part.extract(e);
                 }
             }
         }
@@ -267,29 +325,33 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
         heads: x.shape(2),
     };
     let mut shared = Shared::<[f32]>::new_slice(comptime!(bp.shared_sums()));
-    let mut values = Array::<f32>::new(comptime!(bp.features()));
-    let rows = counts.batch * counts.len * counts.heads;
-    let mut first = CUBE_POS * comptime!(bp.rows);
-    while first < rows {
-        let row = Row::this(first, &counts, bp);
-        let at = row.at(x.stride(0), x.stride(1), x.stride(2));
-        row.load::<E, N>(x, at, &mut values, bp);
-        #[comptime]
-        if let ComptimeOption::Some(gamma) = gamma {
-            let r = reciprocal(&values, epsilon, &mut shared, bp);
-            #[unroll(bp.unroll())]
-            for n in 0..comptime!(bp.features()) {
-                values[n] *= r;
+    let mut values = Array::<f32>::new(comptime!(bp.heads * bp.features()));
+    let count = counts.batch * counts.len * counts.heads;
+    let mut first = CUBE_POS * comptime!(bp.rows());
+    while first < count {
+        let rows = Rows::this(first, &counts, bp);
+        let turns = rows.turns::<T>(angles, bp);
+        let at = rows.at(x.stride(0), x.stride(1), x.stride(2));
+        rows.load::<E, N>(x, at, x.stride(2), &mut values, bp);
+        let at = rows.at(out.stride(0), out.stride(2), out.stride(1));
+        #[unroll]
+        for head in 0..comptime!(bp.heads) {
+            #[comptime]
+            if let ComptimeOption::Some(gamma) = gamma {
+                let r = reciprocal(&values, epsilon, &mut shared, head, bp);
+                #[unroll(bp.unroll())]
+                for n in 0..comptime!(bp.features()) {
+                    values[n + comptime!(bp.first(head))] *= r;
+                }
+                weigh::<E, N>(gamma, &rows, &mut values, head, bp);
             }
-            weigh::<E, N>(gamma, &row, &mut values, bp);
+            if comptime!(bp.rotary) {
+                rotate(&mut values, &turns, head, false, bp);
+            }
+            let to = at + head * out.stride(1);
+            rows.store::<E, N>(out, to, &values, head, bp);
         }
-        #[comptime]
-        if let ComptimeOption::Some(angles) = angles {
-            row.rotate::<T>(angles, &mut values, false, bp);
-        }
-        let at = row.at(out.stride(0), out.stride(2), out.stride(1));
-        row.store::<E, N>(out, at, &values, bp);
-        first += CUBE_COUNT * comptime!(bp.rows);
+        first += CUBE_COUNT * comptime!(bp.rows());
     }
 }
 
@@ -323,49 +385,59 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
         heads: grad_out.shape(1),
     };
     let mut shared = Shared::<[f32]>::new_slice(comptime!(bp.shared_sums()));
-    let mut values = Array::<f32>::new(comptime!(bp.features()));
-    let mut grads = Array::<f32>::new(comptime!(bp.features()));
+    let mut values = Array::<f32>::new(comptime!(bp.heads * bp.features()));
+    let mut grads = Array::<f32>::new(comptime!(bp.heads * bp.features()));
     let mut sums = Array::<f32>::new(comptime!(bp.features()));
     #[unroll(bp.unroll())]
     for n in 0..comptime!(bp.features()) {
         sums[n] = 0.0f32;
     }
-    let rows = counts.batch * counts.len * counts.heads;
-    let passes = rows.div_ceil(comptime!(bp.rows)).div_ceil(CUBE_COUNT);
-    let begin = CUBE_POS * passes * comptime!(bp.rows);
+    let count = counts.batch * counts.len * counts.heads;
+    let passes = count.div_ceil(comptime!(bp.rows())).div_ceil(CUBE_COUNT);
+    let begin = CUBE_POS * passes * comptime!(bp.rows());
     for pass in 0..passes {
-        let row = Row::this(begin + pass * comptime!(bp.rows), &counts, bp);
-        let at = row.at(grad_out.stride(0), grad_out.stride(2), grad_out.stride(1));
-        row.load::<E, N>(grad_out, at, &mut grads, bp);
-        #[comptime]
-        if let ComptimeOption::Some(angles) = angles {
-            row.rotate::<T>(angles, &mut grads, true, bp);
-        }
+        let rows = Rows::this(begin + pass * comptime!(bp.rows()), &counts, bp);
+        let turns = rows.turns::<T>(angles, bp);
+        let at = rows.at(grad_out.stride(0), grad_out.stride(2), grad_out.stride(1));
+        rows.load::<E, N>(grad_out, at, grad_out.stride(1), &mut grads, bp);
         #[comptime]
         if let ComptimeOption::Some(normed) = normed {
             let x = &normed.x;
-            let at = row.at(x.stride(0), x.stride(1), x.stride(2));
-            row.load::<E, N>(x, at, &mut values, bp);
-            let r = reciprocal(&values, epsilon, &mut shared, bp);
-            #[unroll(bp.unroll())]
-            for n in 0..comptime!(bp.features()) {
-                sums[n] += grads[n] * (values[n] * r);
-            }
-            weigh::<E, N>(&normed.gamma, &row, &mut grads, bp);
-            let mut dot = 0.0f32;
-            #[unroll(bp.unroll())]
-            for n in 0..comptime!(bp.features()) {
-                dot += grads[n] * values[n];
-            }
-            let dot = sum_of_lanes(dot, &mut shared, bp);
-            let mean = dot * r * r / comptime!(bp.width as f32);
-            #[unroll(bp.unroll())]
-            for n in 0..comptime!(bp.features()) {
-                grads[n] = r * (grads[n] - values[n] * mean);
-            }
+            let at = rows.at(x.stride(0), x.stride(1), x.stride(2));
+            rows.load::<E, N>(x, at, x.stride(2), &mut values, bp);
         }
-        let at = row.at(grad_x.stride(0), grad_x.stride(1), grad_x.stride(2));
-        row.store::<E, N>(grad_x, at, &grads, bp);
+        let at = rows.at(grad_x.stride(0), grad_x.stride(1), grad_x.stride(2));
+        #[unroll]
+        for head in 0..comptime!(bp.heads) {
+            if comptime!(bp.rotary) {
+                rotate(&mut grads, &turns, head, true, bp);
+            }
+            #[comptime]
+            if let ComptimeOption::Some(normed) = normed {
+                let r = reciprocal(&values, epsilon, &mut shared, head, bp);
+                #[unroll(bp.unroll())]
+                for n in 0..comptime!(bp.features()) {
+                    let of = n + comptime!(bp.first(head));
+                    sums[n] += grads[of] * (values[of] * r);
+                }
+                weigh::<E, N>(&normed.gamma, &rows, &mut grads, head, bp);
+                let mut dot = 0.0f32;
+                #[unroll(bp.unroll())]
+                for n in 0..comptime!(bp.features()) {
+                    let of = n + comptime!(bp.first(head));
+                    dot += grads[of] * values[of];
+                }
+                let dot = sum_of_lanes(dot, &mut shared, bp);
+                let mean = dot * r * r / comptime!(bp.width as f32);
+                #[unroll(bp.unroll())]
+                for n in 0..comptime!(bp.features()) {
+                    let of = n + comptime!(bp.first(head));
+                    grads[of] = r * (grads[of] - values[of] * mean);
+                }
+            }
+            let to = at + head * grad_x.stride(2);
+            rows.store::<E, N>(grad_x, to, &grads, head, bp);
+        }
     }
     #[comptime]
     if let ComptimeOption::Some(grad_gamma) = grad_gamma {
@@ -373,7 +445,7 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
     }
 }
 
-/// Writes the sums over the cube's rows: those of its lanes, added up row by row.
+/// Writes the sums over the cube's rows: those of its lanes, added up group by group.
 #[cube]
 fn store_sums(sums: &Array<f32>, grad_gamma: &mut [f32], #[comptime] bp: NormBlueprint) {
     let row = UNIT_POS as usize / comptime!(bp.lanes);
@@ -387,7 +459,7 @@ fn store_sums(sums: &Array<f32>, grad_gamma: &mut [f32], #[comptime] bp: NormBlu
             #[unroll]
             for e in 0..comptime!(bp.item) {
                 let sum = sums[step * comptime!(bp.item) + e];
-                if comptime!(bp.rows == 1) {
+                if comptime!(bp.groups == 1) {
                     grad_gamma[to + feature + e] = sum;
                 } else {
                     shared[row * comptime!(bp.width) + feature + e] = sum;
@@ -395,12 +467,12 @@ fn store_sums(sums: &Array<f32>, grad_gamma: &mut [f32], #[comptime] bp: NormBlu
             }
         }
     }
-    if comptime!(bp.rows > 1) {
+    if comptime!(bp.groups > 1) {
         sync_cube();
         let mut feature = UNIT_POS as usize;
         while feature < comptime!(bp.width) {
             let mut sum = 0.0f32;
-            for row in 0..comptime!(bp.rows) {
+            for row in 0..comptime!(bp.groups) {
                 sum += shared[row * comptime!(bp.width) + feature];
             }
             grad_gamma[to + feature] = sum;

@@ -151,7 +151,10 @@ impl<'a> Call<'a> {
     }
 
     fn cubes(&self, most: usize, blueprint: NormBlueprint) -> usize {
-        self.problem.row_count().div_ceil(blueprint.rows).min(most)
+        self.problem
+            .row_count()
+            .div_ceil(blueprint.rows())
+            .min(most)
     }
 
     fn angles<T: Size>(&self) -> ComptimeOptionArgs<Angles<T>> {

@@ -72,13 +72,23 @@ fn units_that_share_a_row_agree_with_the_oracle() {
     check(rows(3, 3), 1, 4);
     let shape = [2, 1, 3, 8];
     let rotary = Rotary {
-        positions: 6,
+        positions: 9,
         start: 4,
     };
     let gamma = [8];
     for norm in [None, Some((&gamma[..], 1e-5))] {
         let problem = NormProblem::heads(&shape, norm, Some(rotary), F32);
         check(problem.expect("a good case"), 1, 4);
+    }
+    // Several heads at once, in two cubes' worth of rows: four, and three of three; the last token's group is alone.
+    for heads in [8, 3] {
+        let shape = [1, 5, heads, 16];
+        let gamma = [16];
+        let norm = Some((&gamma[..], 1e-5));
+        let problem = NormProblem::heads(&shape, norm, Some(rotary), F32).expect("a good case");
+        let blueprint = NormBlueprint::with(&problem, 2, LaneSums::Shared, 16);
+        assert_eq!(blueprint.heads, heads.min(4));
+        check(problem, 2, 16);
     }
 }
 

@@ -4,6 +4,7 @@ use super::handed::record_parts;
 use super::recomputed;
 use crate::fallback::training::{self as fallback, Normaliser};
 use crate::ops::training::TrainingOps;
+use crate::types::PackedRows;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
@@ -67,7 +68,12 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         sizes: Vec<usize>,
     ) -> Vec<FloatTensor<Self>> {
         let parts = B::training_split(x.primitive().clone(), dim, sizes);
-        record_parts::<B, C>(x, parts, B::float_cat, dim)
+        let are_heads = dim == 2 && x.shape().num_dims() == 4 && matches!(parts.len(), 2 | 3);
+        let join = match are_heads {
+            true => |parts, _| B::training_join_heads(PackedRows::from_parts(parts)),
+            false => B::float_cat,
+        };
+        record_parts::<B, C>(x, parts, join, dim)
     }
 
     fn training_widen(x: FloatTensor<Self>) -> FloatTensor<Self> {

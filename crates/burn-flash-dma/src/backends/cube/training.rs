@@ -1,9 +1,10 @@
 //! The gradient of an embedding, SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
 
 use super::product::multiply;
-use super::tensors::{empty, run, run_checked, run_over};
+use super::tensors::{addressable, empty, run, run_checked, run_over};
 use crate::fallback::{training, update as fallback};
 use crate::ops::training::TrainingOps;
+use crate::types::PackedRows;
 use crate::validate::element_of;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -11,14 +12,17 @@ use burn::tensor::{DType, Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::TensorBinding;
+use cubecl::zspace::metadata::Metadata;
 use flash_dma_kernels::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
+use flash_dma_kernels::{NormParameters, norm_forward};
 use flash_dma_kernels::{UpdateState, adamw, add_squares, scale, swiglu, swiglu_backward};
-use flash_dma_problem::{AdamWStep, AttentionError, ElementType};
+use flash_dma_problem::{AdamWStep, AttentionError, ElementType, NormProblem};
 
 const SWIGLU: &str = "SwiGLU";
 const SWIGLU_BACKWARD: &str = "SwiGLU's backward pass";
 const SCORES: &str = "linear scores";
 const SCORES_BACKWARD: &str = "the linear scores' backward pass";
+const JOIN: &str = "the gradient of heads side by side";
 const ADAMW: &str = "AdamW's step";
 
 impl TrainingOps for CubeBackend {
@@ -47,6 +51,14 @@ impl TrainingOps for CubeBackend {
         };
         let products = (0..count).step_by(most).map(product);
         (products.reduce(Self::float_add)).expect("there are tokens")
+    }
+
+    fn training_join_heads(rows: PackedRows<Self>) -> FloatTensor<Self> {
+        let parts = rows.into_parts();
+        match join_heads(&parts) {
+            Some(out) => out,
+            None => Self::float_cat(parts, 2),
+        }
     }
 
     fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -205,6 +217,56 @@ impl TrainingOps for CubeBackend {
         run_checked(ADAMW, &new, result);
         new.into()
     }
+}
+
+/// The parts side by side, each copied by the norm's kernel; `None` if it does not take one of them, or a part would not
+/// begin at the device's alignment.
+fn join_heads(parts: &[CubeTensor]) -> Option<CubeTensor> {
+    let first = &parts[0];
+    let element = element_of(first.dtype)?;
+    let [batch, len, _, head_dim] = first.meta.shape().dims();
+    let heads_of = |part: &CubeTensor| part.meta.shape()[2];
+    let all: usize = parts.iter().map(heads_of).sum();
+    let problem = |part: &CubeTensor| {
+        let shape = [batch, len, heads_of(part), head_dim];
+        let problem = NormProblem::heads(&shape, None, None, element).ok()?;
+        (part.dtype == first.dtype && !problem.is_empty()).then_some(problem)
+    };
+    let problems = parts.iter().map(problem).collect::<Option<Vec<_>>>()?;
+    let alignment = first.client.properties().memory.alignment as usize;
+    let head = head_dim * element.size();
+    let begins: Vec<_> = (parts.iter())
+        .scan(0, |begin, part| {
+            Some(std::mem::replace(begin, *begin + heads_of(part) * head))
+        })
+        .collect();
+    if !begins.iter().all(|begin| begin.is_multiple_of(alignment)) {
+        return None;
+    }
+    let out = empty(first, [batch, len, all, head_dim], first.dtype);
+    let plain = NormParameters {
+        gamma: None,
+        table: None,
+    };
+    for ((part, problem), begin) in parts.iter().zip(&problems).zip(begins) {
+        let strides = [len * all * head_dim, head_dim, all * head_dim, 1];
+        let to = CubeTensor::new(
+            out.client.clone(),
+            out.handle.clone().offset_start(begin as u64),
+            Metadata::new(problem.out_shape(), strides),
+            out.device.clone(),
+            out.dtype,
+        );
+        run(norm_forward(
+            &first.client,
+            problem,
+            addressable(part.clone()),
+            &plain,
+            to.binding(),
+        ));
+    }
+    run_checked(JOIN, [&out], Ok(()));
+    Some(out)
 }
 
 /// The element type that the kernels read, if all tensors have it.
