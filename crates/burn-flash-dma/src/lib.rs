@@ -121,7 +121,9 @@ pub use functions::gating::{swiglu, try_swiglu};
 pub use functions::inspection::IntervalStats;
 pub use functions::masked::MaskedAttention;
 pub use functions::merge::{merge_attention, try_merge_attention};
-pub use functions::norm::{HeadEncoding, rms_norm, try_rms_norm};
+pub use functions::norm::{
+    HeadEncoding, rms_norm, rms_norm_branch, try_rms_norm, try_rms_norm_branch,
+};
 pub use functions::packed::PackedAttention;
 pub use functions::product::{linear, product, try_linear, try_product};
 pub use functions::qkv::{

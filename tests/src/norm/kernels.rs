@@ -34,6 +34,7 @@ impl<T: Target> NormEngine for Kernels<T> {
             call.gamma.as_ref().map(|_| x),
             &parameters,
             self.upload(&call.grad_out),
+            None,
             engine::NormGradients {
                 x: grad_x.binding(),
                 gamma: grad_gamma.as_ref().map(|gamma| gamma.binding()),

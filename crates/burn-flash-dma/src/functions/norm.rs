@@ -53,6 +53,43 @@ pub fn try_rms_norm<const D: usize>(
     Ok(Tensor::from_dispatch(out))
 }
 
+twin! {
+    /// `x` and its [`rms_norm`], for a block whose output is added to its input. The gradients of both are added in the pass
+    /// that computes that of the norm.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+    /// # use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_flash_dma::rms_norm_branch;
+    ///
+    /// # let device = Device::flex().autodiff();
+    /// let x = Tensor::<3>::random([2, 5, 24], Distribution::Normal(0.0, 1.0), &device).require_grad();
+    /// let gamma = Tensor::<1>::ones([24], &device);
+    /// let [residual, normed] = rms_norm_branch(x.clone(), gamma, 1e-5);
+    /// let out = residual + normed.tanh();
+    /// assert_eq!(x.grad(&out.sum().backward()).unwrap().dims(), [2, 5, 24]);
+    /// # }
+    /// ```
+    pub fn rms_norm_branch<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f32) -> [Tensor<D>; 2]
+        = try_rms_norm_branch;
+}
+
+/// Like [`rms_norm_branch`], but returns the error.
+///
+/// # Errors
+///
+/// See [`try_rms_norm`].
+pub fn try_rms_norm_branch<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    epsilon: f32,
+) -> Result<[Tensor<D>; 2], AttentionError> {
+    let element = check_operands(&x, Some(&gamma))?;
+    let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
+    let (x, normed) = Dispatch::rms_norm_branch(x.into_dispatch(), gamma.into_dispatch(), problem);
+    Ok([x, normed].map(Tensor::from_dispatch))
+}
+
 /// Heads of q or k ready for attention: RMS norm of each head, rotary encoding of neighbouring features, and heads
 /// before tokens, in one pass over memory. Norm and encoding are optional.
 ///

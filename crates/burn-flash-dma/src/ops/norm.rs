@@ -33,6 +33,17 @@ pub trait NormOps: Backend {
         fallback::rms_norm::<Self>(x, gamma, problem)
     }
 
+    /// `x` and its [`rms_norm`](Self::rms_norm), for a block whose output is added to its input. Autodiff adds the gradients of
+    /// both in one pass.
+    #[fusion(default)]
+    fn rms_norm_branch(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        (x.clone(), Self::rms_norm(x, gamma, problem))
+    }
+
     /// Gradients of `x` and `gamma` from that of the result. First order only: autodiff panics with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder) if it tracks an input or the gradient.
     #[fusion(meta = |x, gamma, _grad_out, _problem| (x.clone(), gamma.clone()))]
@@ -43,6 +54,19 @@ pub trait NormOps: Backend {
         problem: NormProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         fallback::rms_norm_backward::<Self>(x, gamma, grad_out, problem)
+    }
+
+    /// [`rms_norm_backward`](Self::rms_norm_backward) with the gradient of `x` added to `other`, which has its shape and type.
+    #[fusion(meta = |x, gamma, _grad_out, _other, _problem| (x.clone(), gamma.clone()))]
+    fn rms_norm_backward_onto(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        grad_out: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gamma) = Self::rms_norm_backward(x, gamma, grad_out, problem);
+        (Self::float_add(x, other), gamma)
     }
 
     /// Normalises and rotates heads: `x` is `[batch, len, heads, head_dim]`, the result `[batch, heads, len,

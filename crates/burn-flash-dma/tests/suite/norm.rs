@@ -1,7 +1,9 @@
 //! Norms and rotary encoding: the default bodies against the oracle, Burn's own modules, and the layer against the
 //! composition of Burn's operations that it replaces.
 
-use crate::case::{ELEMENTS, close, data, dtype, grad, loss, random, size, tensor, values, within};
+use crate::case::{
+    ELEMENTS, close, data, dtype, grad, loss, random, recording, size, tensor, values, within,
+};
 use crate::layer;
 use crate::operations::primitive;
 use burn::backend::Flex;
@@ -12,7 +14,7 @@ use burn_flash_dma::fallback::norm as fallback;
 use burn_flash_dma::nn::{DynamicMaskAttention, QkNorm, Rope, Scores, Selection};
 use burn_flash_dma::ops::{NormGrads, Normed, OptionalFloat};
 use burn_flash_dma::{
-    Attention, ElementType, HeadEncoding, NormProblem, Rotary, Selector, rms_norm,
+    Attention, ElementType, HeadEncoding, NormProblem, Rotary, Selector, rms_norm, rms_norm_branch,
 };
 use flash_dma_reference::Rng;
 use flash_dma_reference::compare::{GRADIENT, OUTPUT, compare};
@@ -184,6 +186,44 @@ fn only_what_is_tracked_gets_a_gradient() {
         let grads = (heads.sum() + rows.sum()).backward();
         assert_eq!(x.grad(&grads).is_some(), of_x);
         assert_eq!(gamma.grad(&grads).is_some(), of_gamma);
+    }
+}
+
+/// Values and gradients of a tensor and its norm, whichever the loss depends on.
+#[test]
+fn a_branch_is_its_input_and_the_norm_of_it() {
+    for device in recording() {
+        for element in ELEMENTS {
+            for used in [[true, true], [true, false], [false, true]] {
+                let run = |ours: bool| {
+                    let load = |shape: [usize; 3], seed| {
+                        let count = shape.iter().product();
+                        let values = normal(count, 1.0, element, &mut Rng::new(seed));
+                        Tensor::<3>::from_data(data(values, shape), (&device, dtype(element)))
+                    };
+                    let x = load([2, 5, 24], 1).require_grad();
+                    let gamma = load([1, 1, 24], 2).reshape([24]).detach().require_grad();
+                    let inner = x.clone() * 0.5;
+                    let [residual, normed] = match ours {
+                        true => rms_norm_branch(inner, gamma.clone(), 1e-5),
+                        false => [inner.clone(), rms_norm(inner, gamma.clone(), 1e-5)],
+                    };
+                    let mut loss = Tensor::<1>::zeros([1], &device);
+                    let parts = [(residual.clone(), 3), (normed.clone(), 4)];
+                    for ((part, seed), used) in parts.into_iter().zip(used) {
+                        if used {
+                            let slopes = load([2, 5, 24], seed);
+                            loss = loss + (part * slopes).cast(DType::F32).sum();
+                        }
+                    }
+                    let grads = loss.backward();
+                    let of_gamma = gamma.grad(&grads).map(values);
+                    (values(residual), values(normed), grad(&x, &grads), of_gamma)
+                };
+                let (ours, plain) = (run(true), run(false));
+                assert!(ours == plain, "{element:?} {used:?}");
+            }
+        }
     }
 }
 

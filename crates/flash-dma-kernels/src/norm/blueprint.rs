@@ -42,10 +42,12 @@ pub(crate) struct NormBlueprint {
     /// waits for memory once.
     pub heads: usize,
     pub sums: LaneSums,
-    /// True if there is a norm. This and the next are also among the kernels' options, but CubeCL's disk cache does not
+    /// True if there is a norm. This and the next two are also among the kernels' options, but CubeCL's disk cache does not
     /// see those, see `docs/upstream.md`.
     pub norm: bool,
     pub rotary: bool,
+    /// True if the backward pass adds a gradient that the rows have already.
+    pub adds: bool,
 }
 
 impl NormBlueprint {
@@ -87,6 +89,7 @@ impl NormBlueprint {
             sums,
             norm: problem.epsilon.is_some(),
             rotary: problem.rotary.is_some(),
+            adds: false,
         };
         // Loops over features that are not unrolled keep them in memory.
         let together = |&heads: &usize| {

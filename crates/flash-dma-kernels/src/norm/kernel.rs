@@ -81,16 +81,18 @@ impl Rows {
     ) {
         #[unroll]
         for head in 0..comptime!(bp.heads) {
-            self.load_row::<E, N>(tensor, at + head * stride, values, head, bp);
+            self.load_row::<E, N>(tensor, at + head * stride, values, head, false, bp);
         }
     }
 
+    /// Loads this lane's features of row `head` at `at`, or adds them.
     fn load_row<E: Float, N: Size>(
         &self,
         tensor: &Tensor<Vector<E, N>>,
         at: usize,
         values: &mut Array<f32>,
         #[comptime] head: usize,
+        #[comptime] adds: bool,
         #[comptime] bp: NormBlueprint,
     ) {
         let size = tensor.vector_size().comptime();
@@ -107,7 +109,11 @@ impl Rows {
                 for e in 0..size {
                     let to =
                         step * comptime!(bp.item) + comptime!(bp.first(head) + piece * size + e);
-                    values[to] = part.extract(e);
+                    if comptime!(adds) {
+                        values[to] += part.extract(e);
+                    } else {
+                        values[to] = part.extract(e);
+                    }
                 }
             }
         }
@@ -359,13 +365,14 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
 /// owns the rows that follow one another, so which rows a sum has depends on the number of cubes alone. With `g` the
 /// gradient of `out` rotated back, `r` the reciprocal root mean square and `m` the mean of `g * gamma * x` over a row:
 ///
-/// `grad_x = r * (g * gamma - x * r² * m)`, `grad_gamma = sum over rows of g * x * r`.
+/// `grad_x = r * (g * gamma - x * r² * m) + other`, `grad_gamma = sum over rows of g * x * r`.
 ///
 /// | buffer | layout |
 /// |---|---|
 /// | `grad_out` | `[batch, heads, len, width]`, any strides |
 /// | `normed` | see [`Normed`]; none without a norm |
 /// | `angles` | see [`Angles`] |
+/// | `other` | `[batch, len, heads, width]`, any strides; given exactly if `bp.adds` |
 /// | `grad_x` | `[batch, len, heads, width]`, any strides, overwritten |
 /// | `grad_gamma` | contiguous `[cubes, width]`, f32, overwritten; given exactly if `normed` is |
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -373,6 +380,7 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
     grad_out: &Tensor<Vector<E, N>>,
     normed: &ComptimeOption<Normed<E, N>>,
     angles: &ComptimeOption<Angles<T>>,
+    other: &ComptimeOption<OwnedTensor<Vector<E, N>>>,
     grad_x: &mut Tensor<Vector<E, N>>,
     grad_gamma: &mut ComptimeOption<Box<[f32]>>,
     epsilon: f32,
@@ -434,6 +442,12 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
                     let of = n + comptime!(bp.first(head));
                     grads[of] = r * (grads[of] - values[of] * mean);
                 }
+            }
+            #[comptime]
+            if let ComptimeOption::Some(other) = other {
+                let from = rows.at(other.stride(0), other.stride(1), other.stride(2));
+                let from = from + head * other.stride(2);
+                rows.load_row::<E, N>(other, from, &mut grads, head, true, bp);
             }
             let to = at + head * grad_x.stride(2);
             rows.store::<E, N>(grad_x, to, &grads, head, bp);

@@ -92,9 +92,14 @@ impl<'a> Call<'a> {
         &self,
         x: Option<TensorBinding>,
         grad_out: TensorBinding,
+        other: Option<TensorBinding>,
         grads: NormGradients,
         blueprint: NormBlueprint,
     ) {
+        let blueprint = NormBlueprint {
+            adds: other.is_some(),
+            ..blueprint
+        };
         let p = self.problem;
         let most = if blueprint.norm { SUM_ROWS } else { CUBES };
         let cubes = self.cubes(most, blueprint);
@@ -120,6 +125,7 @@ impl<'a> Call<'a> {
                         })
                         .into(),
                     self.angles(),
+                    other.map(TensorBinding::into_tensor_arg).into(),
                     grads.x.into_tensor_arg(),
                     (sums.clone().map(TensorBinding::into_buffer_arg)).into(),
                     p.epsilon.unwrap_or_default(),

@@ -56,7 +56,8 @@ pub fn norm_forward(
 }
 
 /// The gradients of [`norm_forward`], from that of the output, `[batch, heads, len, width]`, any strides with a
-/// contiguous last axis. `x` is given exactly if there is a norm: the rotation alone does not need it.
+/// contiguous last axis. `x` is given exactly if there is a norm: the rotation alone does not need it. That of `x` is added
+/// to `other`, if there is one, of its shape.
 ///
 /// The call only enqueues: a failure on the device is reported when a result is read.
 ///
@@ -70,6 +71,7 @@ pub fn norm_backward(
     x: Option<TensorBinding>,
     parameters: &NormParameters,
     grad_out: TensorBinding,
+    other: Option<TensorBinding>,
     grads: NormGradients,
 ) -> Result<(), AttentionError> {
     check_type(client, problem.element)?;
@@ -79,12 +81,15 @@ pub fn norm_backward(
     let normed = problem.epsilon.map(|_| x_shape);
     check_given(TensorName::Tokens, &x, normed, size, strided)?;
     check_tensor(TensorName::GradOut, &grad_out, &out_shape, size, strided)?;
-    check_tensor(TensorName::GradTokens, &grads.x, &x_shape, size, strided)?;
+    for grad_x in other.iter().chain([&grads.x]) {
+        check_tensor(TensorName::GradTokens, grad_x, &x_shape, size, strided)?;
+    }
     check_gamma(TensorName::GradNormWeight, &grads.gamma, problem)?;
     let _range = range!("norm_backward");
-    let typed: Vec<_> = [&grad_out, &grads.x].into_iter().chain(&x).collect();
+    let typed = [&grad_out, &grads.x].into_iter().chain(&x).chain(&other);
+    let typed: Vec<_> = typed.collect();
     let call = Call::new(client, problem, parameters, &typed);
-    call.backward(x, grad_out, grads, call.blueprint());
+    call.backward(x, grad_out, other, grads, call.blueprint());
     Ok(())
 }
 

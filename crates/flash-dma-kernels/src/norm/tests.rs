@@ -51,10 +51,31 @@ fn check(problem: NormProblem, vector: usize, units: usize) {
     };
     let x = problem.epsilon.map(|_| x);
     let of_out = upload(&grad_out, &problem.out_shape());
-    call.backward(x, of_out, grads.clone(), blueprint);
+    call.backward(x.clone(), of_out.clone(), None, grads.clone(), blueprint);
     let (exact, naive) = (inputs.backward(&grad_out), inputs.naive_backward(&grad_out));
-    let (shape, dx) = (problem.x_shape(), grads.x);
+    let (shape, dx) = (problem.x_shape(), grads.x.clone());
     agree("dx", &shape, dx, &exact.x, &naive.x, GRADIENT);
+
+    // Added to a gradient that x has already.
+    let other: Vec<f64> = (naive.x.iter())
+        .map(|_| f64::from(rng.normal() as f32))
+        .collect();
+    let (mut sum, mut naive_sum) = (exact.x.clone(), naive.x.clone());
+    for (at, other) in other.iter().enumerate() {
+        sum.values[at] += other;
+        sum.magnitude[at] += other.abs();
+        naive_sum[at] += other;
+    }
+    let other = Some(upload(&other, &shape));
+    call.backward(x, of_out, other, grads.clone(), blueprint);
+    agree(
+        "dx and another",
+        &shape,
+        grads.x,
+        &sum,
+        &naive_sum,
+        GRADIENT,
+    );
     if let (Some(actual), Some(exact), Some(naive)) = (grads.gamma, &exact.gamma, &naive.gamma) {
         agree("dgamma", &[problem.width], actual, exact, naive, GRADIENT);
     }

@@ -1,8 +1,8 @@
 //! The decoder block.
 
+use super::branch;
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::input::Sequences;
-use super::normalised;
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{RmsNorm, RmsNormConfig};
@@ -151,10 +151,10 @@ impl DecoderBlock {
         x: Tensor<3>,
         attend: impl FnOnce(&DynamicMaskAttention, Tensor<3>) -> Result<Tensor<3>, AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
-        let normal = normalised(&self.attention_norm, x.clone())?;
+        let [x, normal] = branch(&self.attention_norm, x)?;
         let out = attend(&self.attention, normal)?;
         let x = scaled(&self.attention_residual, x) + out;
-        let normal = normalised(&self.feed_forward_norm, x.clone())?;
+        let [x, normal] = branch(&self.feed_forward_norm, x)?;
         let out = self.feed_forward.try_forward(normal)?;
         Ok(scaled(&self.feed_forward_residual, x) + out)
     }

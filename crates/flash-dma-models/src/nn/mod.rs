@@ -27,7 +27,7 @@ pub(crate) use stack::{Stack, whole_model};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::RmsNorm;
 use burn::tensor::{DType, FloatDType, Tensor};
-use burn_flash_dma::{AttentionError, try_rms_norm};
+use burn_flash_dma::{AttentionError, try_rms_norm, try_rms_norm_branch};
 
 /// The norm of `x` by one pass over memory.
 pub(crate) fn normalised<const D: usize>(
@@ -35,6 +35,14 @@ pub(crate) fn normalised<const D: usize>(
     x: Tensor<D>,
 ) -> Result<Tensor<D>, AttentionError> {
     try_rms_norm(x, norm.gamma.val(), norm.epsilon as f32)
+}
+
+/// `x` and its norm, whose gradients are added in one pass.
+pub(crate) fn branch<const D: usize>(
+    norm: &RmsNorm,
+    x: Tensor<D>,
+) -> Result<[Tensor<D>; 2], AttentionError> {
+    try_rms_norm_branch(x, norm.gamma.val(), norm.epsilon as f32)
 }
 
 /// A part of a model with its parameters cast within the autodiff graph: gradients arrive at the original parameters

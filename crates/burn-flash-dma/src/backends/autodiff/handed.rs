@@ -59,14 +59,21 @@ pub(super) fn record_parts<B: Backend, C: CheckpointStrategy>(
         dtype: x.dtype().into(),
     };
     let whole = prep.finish(parts_of_x, x.into_primitive());
-    let part = |(part, gradient)| {
-        let node = Part.prepare::<C>([whole.node()]).compute_bound();
-        match node.stateful() {
-            OpsKind::UnTracked(prep) => prep.finish(part),
-            OpsKind::Tracked(prep) => prep.finish(gradient, part),
-        }
-    };
+    let part = |(part, gradient)| handed::<B, C>(&whole, part, gradient);
     parts.into_iter().zip(gradients).map(part).collect()
+}
+
+/// Records a result of the operation of `whole` that leaves its gradient there.
+pub(super) fn handed<B: Backend, C: CheckpointStrategy>(
+    whole: &FloatTensor<Autodiff<B, C>>,
+    result: FloatTensor<B>,
+    gradient: HandedGradient<B>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let node = Handing.prepare::<C>([whole.node()]).compute_bound();
+    match node.stateful() {
+        OpsKind::UnTracked(prep) => prep.finish(result),
+        OpsKind::Tracked(prep) => prep.finish(gradient, result),
+    }
 }
 
 type Join<B> = fn(Vec<FloatTensor<B>>, usize) -> FloatTensor<B>;
@@ -101,10 +108,11 @@ impl<B: Backend> Backward<B, 1> for Whole {
     }
 }
 
+/// A result that leaves its gradient for the node of its operation.
 #[derive(Debug)]
-struct Part;
+pub(super) struct Handing;
 
-impl<B: Backend> Backward<B, 1> for Part {
+impl<B: Backend> Backward<B, 1> for Handing {
     type State = HandedGradient<B>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {

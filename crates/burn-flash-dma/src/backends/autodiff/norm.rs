@@ -1,6 +1,7 @@
 //! Gradients of norms and rotary encoding: nodes that keep their inputs, which the backward pass reads anyway, and
 //! recompute their outputs.
 
+use super::handed::{HandedGradient, Handing, handed};
 use super::node::first_order;
 use super::recomputed;
 use crate::ops::norm::NormOps;
@@ -21,6 +22,34 @@ impl<B: NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let norm = move |[x, gamma]: [_; 2]| B::rms_norm(x, gamma, problem);
         recomputed::record(RmsNormNode, [x, gamma], norm, |keep| (keep(), problem))
+    }
+
+    fn rms_norm_branch(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let node = BranchNode.prepare::<C>([x.node(), gamma.node()]);
+        let mut prep = match node.compute_bound().stateful() {
+            OpsKind::UnTracked(_) => {
+                let (x, normed) =
+                    B::rms_norm_branch(x.into_primitive(), gamma.into_primitive(), problem);
+                return (Self::from_inner(x), Self::from_inner(normed));
+            }
+            OpsKind::Tracked(prep) => prep,
+        };
+        let branch = Branch {
+            inputs: [prep.checkpoint(&x), prep.checkpoint(&gamma)],
+            gradients: [HandedGradient::new(), HandedGradient::new()],
+            problem,
+        };
+        let gradients = branch.gradients.clone();
+        let gamma = gamma.into_primitive();
+        let whole = prep.finish(branch, x.into_primitive());
+        let skip = handed::<B, C>(&whole, whole.primitive().clone(), gradients[0].clone());
+        let norm = move |[x]: [_; 1]| B::rms_norm(x, gamma.clone(), problem);
+        let normed = recomputed::record(Handing, [whole], norm, |_| gradients[1].clone());
+        (skip, normed)
     }
 
     fn rms_norm_backward(
@@ -113,6 +142,51 @@ impl<B: NormOps> Backward<B, 2> for RmsNormNode {
         let (x, gamma) = B::rms_norm_backward(x, gamma, grad_out, problem);
         for (parent, grad) in ops.parents.into_iter().zip([x, gamma]) {
             if let Some(parent) = parent {
+                grads.register::<B>(parent.id, grad);
+            }
+        }
+    }
+}
+
+/// A tensor and its norm; each hands over its gradient.
+#[derive(Debug)]
+struct BranchNode;
+
+#[derive(Clone, Debug)]
+struct Branch<B: NormOps> {
+    /// `x` and gamma, checkpointed.
+    inputs: [NodeId; 2],
+    /// Of `x` as it is, and of its norm.
+    gradients: [HandedGradient<B>; 2],
+    problem: NormProblem,
+}
+
+impl<B: NormOps> Backward<B, 2> for BranchNode {
+    type State = Branch<B>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 2>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let branch = ops.state;
+        let [skip, normed] = branch.gradients.map(|gradient| gradient.take());
+        let [x, gamma] =
+            (branch.inputs).map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let of = match (normed, skip) {
+            (Some(normed), None) => {
+                let (x, gamma) = B::rms_norm_backward(x, gamma, normed, branch.problem);
+                [Some(x), Some(gamma)]
+            }
+            (Some(normed), Some(skip)) => {
+                let (x, gamma) = B::rms_norm_backward_onto(x, gamma, normed, skip, branch.problem);
+                [Some(x), Some(gamma)]
+            }
+            (None, skip) => [skip, None],
+        };
+        for (parent, grad) in ops.parents.into_iter().zip(of) {
+            if let (Some(parent), Some(grad)) = (parent, grad) {
                 grads.register::<B>(parent.id, grad);
             }
         }

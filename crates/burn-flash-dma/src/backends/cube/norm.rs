@@ -40,22 +40,17 @@ impl NormOps for CubeBackend {
         grad_out: FloatTensor<Self>,
         problem: NormProblem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let client = x.client.clone();
-        let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
-        let grad_gamma = empty(&x, [problem.width], x.dtype);
-        let result = norm_backward(
-            &client,
-            &problem,
-            Some(rows(x, problem.x_shape())),
-            &parameters(Some(gamma), None),
-            rows(grad_out, problem.out_shape()),
-            NormGradients {
-                x: shaped(&grad_x, problem.x_shape()),
-                gamma: Some(grad_gamma.clone().binding()),
-            },
-        );
-        run_checked(BACKWARD, [&grad_x, &grad_gamma], result);
-        (grad_x, grad_gamma)
+        rows_backward(x, gamma, grad_out, None, problem)
+    }
+
+    fn rms_norm_backward_onto(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        grad_out: FloatTensor<Self>,
+        other: FloatTensor<Self>,
+        problem: NormProblem,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        rows_backward(x, gamma, grad_out, Some(other), problem)
     }
 
     fn encode_heads(
@@ -99,6 +94,7 @@ impl NormOps for CubeBackend {
             x,
             &parameters(gamma, table.into_option()),
             addressable(grad_out),
+            None,
             NormGradients {
                 x: grad_x.clone().binding(),
                 gamma: grad_gamma.clone().map(CubeTensor::binding),
@@ -110,6 +106,32 @@ impl NormOps for CubeBackend {
             gamma: OptionalFloat::from_option(grad_gamma),
         }
     }
+}
+
+fn rows_backward(
+    x: CubeTensor,
+    gamma: CubeTensor,
+    grad_out: CubeTensor,
+    other: Option<CubeTensor>,
+    problem: NormProblem,
+) -> (CubeTensor, CubeTensor) {
+    let client = x.client.clone();
+    let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
+    let grad_gamma = empty(&x, [problem.width], x.dtype);
+    let result = norm_backward(
+        &client,
+        &problem,
+        Some(rows(x, problem.x_shape())),
+        &parameters(Some(gamma), None),
+        rows(grad_out, problem.out_shape()),
+        other.map(|other| rows(other, problem.x_shape())),
+        NormGradients {
+            x: shaped(&grad_x, problem.x_shape()),
+            gamma: Some(grad_gamma.clone().binding()),
+        },
+    );
+    run_checked(BACKWARD, [&grad_x, &grad_gamma], result);
+    (grad_x, grad_gamma)
 }
 
 fn parameters(gamma: Option<CubeTensor>, table: Option<CubeTensor>) -> NormParameters {

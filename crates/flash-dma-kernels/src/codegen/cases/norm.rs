@@ -69,5 +69,12 @@ fn run(client: &Client, problem: NormProblem) {
         gamma: gamma(),
     };
     let x = problem.epsilon.map(|_| x);
-    norm_backward(client, &problem, x, &parameters, out, grads).expect("a valid call");
+    let backward = |other| {
+        let (x, grads) = (x.clone(), grads.clone());
+        norm_backward(client, &problem, x, &parameters, out.clone(), other, grads)
+    };
+    backward(None).expect("a valid call");
+    if problem.rotary.is_none() {
+        backward(Some(grads.x.clone())).expect("a valid call");
+    }
 }
