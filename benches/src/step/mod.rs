@@ -17,7 +17,7 @@ use crate::stats::Millis;
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::train::{AdamWConfig, clip_gradients};
+use burn_flash_dma::train::{AdamWConfig, optimize};
 use clap::{Args, ValueEnum};
 use row::{Memory, Profile, Row};
 use serde::Serialize;
@@ -95,10 +95,11 @@ impl<T: Task> Training<T> {
         let module = self.module.take().expect("no step is under way");
         let (loss, backward) = self.task.forward(&module);
         after()?;
-        let mut gradients = backward();
+        let gradients = backward();
         after()?;
-        clip_gradients(&module, &mut gradients, MAX_NORM);
-        self.module = Some(self.optimiser.step(LEARNING_RATE, module, gradients));
+        let optimiser = &mut self.optimiser;
+        let (module, _) = optimize(optimiser, LEARNING_RATE, module, gradients, MAX_NORM);
+        self.module = Some(module);
         after()?;
         Ok(loss)
     }

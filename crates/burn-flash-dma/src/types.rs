@@ -2,6 +2,10 @@
 // The derived enums are meant, too: a call has one, and nothing boxed crosses the dispatch boundary.
 #![allow(clippy::large_enum_variant)]
 
+mod list;
+
+pub use list::FloatList;
+
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
 use flash_dma_problem::tensors;

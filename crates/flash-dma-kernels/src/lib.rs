@@ -57,5 +57,5 @@ pub use pattern::mask::plan::{plan, plan_ranges};
 pub use planning::{largest_batch, longest, required_bytes};
 pub use report::{Reported, check_engine, engine_for, engines, fits_grid};
 pub use select::{select, select_workspace};
-pub use update::{UpdateState, adamw, add_squares, scale};
+pub use update::{ParameterUpdate, adamw, add_squares, scale};
 pub use zoh::{ZohParameters, zoh_scores};

@@ -13,7 +13,7 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::AttentionError;
-use burn_flash_dma::train::{AdamWConfig, clip_gradients};
+use burn_flash_dma::train::{AdamWConfig, optimize};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -278,10 +278,9 @@ impl<'a> Run<'a> {
             let (input, weights) = (input(&batch), Some(batch.weights));
             let (loss, backward) =
                 (self.model).try_loss_and_backward(input, batch.targets, weights)?;
-            let mut gradients = backward();
-            clip_gradients(&self.model, &mut gradients, MAX_NORM);
             let (rate, model) = (training.rate_at(step), self.model.clone());
-            self.model = self.optimiser.step(rate, model, gradients);
+            let optimiser = &mut self.optimiser;
+            (self.model, _) = optimize(optimiser, rate, model, backward(), MAX_NORM);
             // Read together: reading the loss of each step would make the device wait for the host.
             losses.push(loss.detach());
             if evaluations(step + 1) > evaluations(step) {

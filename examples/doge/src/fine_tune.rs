@@ -9,6 +9,7 @@ use burn::data::dataset::Dataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::{Lora, ParamGroup};
 use burn::optim::lr_scheduler::LrSchedulerRecord;
+use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::prelude::*;
 use burn::store::{ModuleRecord, ModuleSnapshot};
@@ -18,9 +19,7 @@ use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
 use burn::train::{
     ExecutionStrategy, InferenceStep, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
 };
-use burn_flash_dma::train::{
-    AdamWConfig, Measure, SelectionInput, SelectionMetric, clip_gradients,
-};
+use burn_flash_dma::train::{AdamWConfig, Measure, SelectionInput, SelectionMetric, optimize};
 use clap::Parser;
 use flash_dma_models::LanguageModel;
 use flash_dma_models::data::{
@@ -241,14 +240,23 @@ impl TrainStep for Student {
 
     fn step(&self, batch: Batch) -> TrainOutput<Output> {
         let loss = self.loss(&batch);
-        let mut grads = GradientsParams::from_grads(loss.backward(), self);
-        clip_gradients(self, &mut grads, 1.0);
+        let grads = GradientsParams::from_grads(loss.backward(), self);
         let item = Output {
             loss: loss.detach(),
             tokens: batch.tokens(),
             selections: SelectionInput::new(),
         };
         TrainOutput { grads, item }
+    }
+
+    /// With clipping, which belongs after a reduction over devices.
+    fn optimize(
+        self,
+        optim: &mut ModuleOptimizer,
+        rate: ModuleLearningRate,
+        grads: GradientsParams,
+    ) -> Self {
+        optimize(optim, rate, self, grads, 1.0).0
     }
 }
 

@@ -1,14 +1,17 @@
 //! Clipping by the global norm and AdamW, through Burn: against f64, and against Burn's own optimiser.
 
+use burn::module::ParamGroup;
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig as BurnAdamW, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::train::{AdamWConfig, clip_gradients};
+use burn_flash_dma::train::{AdamWConfig, clip_gradients, optimize};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, load, values};
 
 every_burn!(
     clipped_steps,
+    all_parameters_at_once,
+    another_optimiser_is_refused,
     a_step_in_sixteen_bits,
     records_are_those_of_burn,
 );
@@ -122,7 +125,8 @@ fn clipped_steps<B: Backend>(burn: &Burn<B>) {
         let start = random(shape, 1.0, &mut rng);
         let mut exact = start.each_ref().map(|p| Exact::new(p));
         let mut model = Parameters::new(&start, shape, F32, burn.device());
-        let mut optimiser = SETTINGS.init();
+        let mut at_once = model.clone();
+        let [mut optimiser, mut second] = [SETTINGS.init(), SETTINGS.init()];
         // The second gradient is too short to be clipped.
         for (time, scale) in (1..).zip([3.0, 1e-6, 0.5, 20.0]) {
             let all = random(shape, scale, &mut rng);
@@ -132,21 +136,121 @@ fn clipped_steps<B: Backend>(burn: &Burn<B>) {
             let expected = squares.sqrt();
             near(&values(norm), &[expected], [1e-6, 0.0], "the norm");
             let factor = (MAX_NORM / (expected + 1e-6)).min(1.0);
-            let all = all.map(|all| all.into_iter().map(|g| g * factor).collect::<Vec<_>>());
+            let raw = all;
+            let scaled = |all: &Vec<f64>| all.iter().map(|g| g * factor).collect::<Vec<_>>();
+            let all = raw.each_ref().map(scaled);
             let kept = gradients.get::<2>(model.matrix.id).expect("kept");
             near(&values(kept), &all[0], [2e-6, 0.0], "a clipped gradient");
             model = optimiser.step(RATE, model, gradients);
-            for ((exact, g), p) in exact.iter_mut().zip(&all).zip(model.values()) {
+            let gradients = at_once.gradients(&raw, F32);
+            let norm;
+            (at_once, norm) = optimize(&mut second, RATE, at_once, gradients, MAX_NORM);
+            near(&values(norm), &[expected], [1e-6, 0.0], "the norm");
+            let both = model.values().into_iter().zip(at_once.values());
+            for ((exact, g), both) in exact.iter_mut().zip(&all).zip(both) {
                 exact.step(g, time);
-                near(
-                    &p,
-                    &exact.p,
-                    [0.0, 3e-6],
-                    &format!("{shape:?}, step {time}"),
-                );
+                for p in [both.0, both.1] {
+                    near(
+                        &p,
+                        &exact.p,
+                        [0.0, 3e-6],
+                        &format!("{shape:?}, step {time}"),
+                    );
+                }
             }
         }
     }
+}
+
+#[derive(Module, Debug)]
+struct Many {
+    rows: Vec<Param<Tensor<1>>>,
+}
+
+/// More parameters than a launch takes, of several lengths, in two groups, one of them without a gradient: as one by one.
+fn all_parameters_at_once<B: Backend>(burn: &Burn<B>) {
+    let device = burn.device().clone().autodiff();
+    let mut rng = Rng::new(11);
+    let mut row = |at: usize, device: &Device| -> Tensor<1> {
+        let len = [8, 3, 64, 300][at % 4];
+        let values: Vec<_> = (0..len).map(|_| f64::from(rng.normal() as f32)).collect();
+        load(&values, [len], F32, device)
+    };
+    let rows = (0..40).map(|at| Param::from_tensor(row(at, &device).require_grad()));
+    let mut model = Many {
+        rows: rows.collect(),
+    };
+    let mut at_once = model.clone();
+    let without = AdamWConfig {
+        weight_decay: 0.0,
+        ..SETTINGS
+    }
+    .build();
+    let undecayed = ParamGroup::from_ids(model.rows.iter().step_by(3).map(|row| row.id).collect());
+    let optimiser = || {
+        SETTINGS
+            .init()
+            .with_group(undecayed.clone(), without.clone(), None)
+    };
+    let [mut optimiser, mut second] = [optimiser(), optimiser()];
+    let still = values(model.rows[7].val().inner());
+    for step in 0..3 {
+        let mut all = GradientsParams::new();
+        let mut same = GradientsParams::new();
+        for (at, parameter) in model.rows.iter().enumerate() {
+            let gradient = row(at, burn.device());
+            if at != 7 {
+                all.register(parameter.id, gradient.clone());
+                same.register(parameter.id, gradient);
+            }
+        }
+        if step == 2 {
+            // Records are the same, too.
+            let records = [&optimiser, &second].map(ModuleOptimizer::to_record);
+            let [first, of_second] = records;
+            optimiser = optimiser.load_record(of_second);
+            second = second.load_record(first);
+        }
+        let norm = clip_gradients(&model, &mut all, MAX_NORM);
+        model = optimiser.step(RATE, model, all);
+        let norm_at_once;
+        (at_once, norm_at_once) = optimize(&mut second, RATE, at_once, same, MAX_NORM);
+        near(
+            &values(norm_at_once),
+            &values(norm),
+            [1e-7, 0.0],
+            "the norm",
+        );
+        for (one, other) in model.rows.iter().zip(&at_once.rows) {
+            assert_eq!(one.id, other.id);
+            assert!(other.val().is_require_grad());
+            let [one, other] = [one, other].map(|row| values(row.val().inner()));
+            near(&other, &one, [0.0, 1e-6], &format!("step {step}"));
+        }
+    }
+    assert_eq!(values(at_once.rows[7].val().inner()), still);
+}
+
+fn another_optimiser_is_refused<B: Backend>(burn: &Burn<B>) {
+    let shape = [3, 5];
+    let start = random(shape, 1.0, &mut Rng::new(2));
+    let model = Parameters::new(&start, shape, F32, burn.device());
+    let gradients = model.gradients(&start, F32);
+    let row = ParamGroup::from_ids(vec![model.row.id]);
+    let burns = burn::optim::SgdConfig::new().build();
+    let mut mixed = SETTINGS.init().with_group(row, burns, None);
+    let step = || optimize(&mut mixed, RATE, model, gradients, MAX_NORM);
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
+    let refused = refused.expect_err("a group of another optimiser");
+    let text = refused.downcast_ref::<String>().expect("a text");
+    assert!(text.contains("must have AdamW of this crate"), "{text}");
+    // The pass that panicked is over: a step by itself is a step.
+    let model = Parameters::new(&start, shape, F32, burn.device());
+    let gradients = model.gradients(&start, F32);
+    let model = SETTINGS.init().step(RATE, model, gradients);
+    let mut exact = Exact::new(&start[0]);
+    exact.step(&start[0], 1);
+    near(&model.values()[0], &exact.p, [0.0, 3e-6], "a step");
 }
 
 /// Each type stays what it is, and its numbers are rounded once.
@@ -166,14 +270,18 @@ fn a_step_in_sixteen_bits<B: Backend>(burn: &Burn<B>) {
             let model = Parameters::new(&start, shape, element, burn.device());
             let mut gradients = model.gradients(&all, element);
             let _ = clip_gradients(&model, &mut gradients, 1e9);
-            let mut optimiser = SETTINGS.init();
+            let same = model.gradients(&all, element);
+            let [mut optimiser, mut second] = [SETTINGS.init(), SETTINGS.init()];
+            let (at_once, _) = optimize(&mut second, RATE, model.clone(), same, f64::INFINITY);
             let model = optimiser.step(RATE, model, gradients);
-            assert_eq!(model.matrix.dtype(), dtype(element));
-            for ((start, g), p) in start.iter().zip(&all).zip(model.values()) {
-                let mut exact = Exact::new(start);
-                exact.step(g, 1);
-                let bounds = [grain, 2e-6];
-                near(&p, &exact.p, bounds, &format!("{shape:?} of {element}"));
+            for model in [model, at_once] {
+                assert_eq!(model.matrix.dtype(), dtype(element));
+                for ((start, g), p) in start.iter().zip(&all).zip(model.values()) {
+                    let mut exact = Exact::new(start);
+                    exact.step(g, 1);
+                    let bounds = [grain, 2e-6];
+                    near(&p, &exact.p, bounds, &format!("{shape:?} of {element}"));
+                }
             }
         }
     }

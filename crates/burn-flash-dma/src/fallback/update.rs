@@ -1,13 +1,18 @@
 //! An optimiser's update: the operations [`TrainingOps`](crate::ops::TrainingOps) has for it.
 
 use super::tensors::{cast, to_f32};
+use crate::types::FloatList;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape};
 use flash_dma_problem::{AdamWStep, SQUARE_SUMS};
 
 /// See [`TrainingOps::training_add_squares`](crate::ops::TrainingOps::training_add_squares).
-pub fn add_squares<B: Backend>(sums: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
+pub fn add_squares<B: Backend>(sums: FloatTensor<B>, xs: FloatList<B>) -> FloatTensor<B> {
+    xs.0.into_iter().fold(sums, add_squares_of::<B>)
+}
+
+fn add_squares_of<B: Backend>(sums: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
     let (count, device) = (x.shape().num_elements(), x.device());
     if count == 0 {
         return sums;
@@ -27,22 +32,46 @@ pub fn add_squares<B: Backend>(sums: FloatTensor<B>, x: FloatTensor<B>) -> Float
 
 /// See [`TrainingOps::training_scale`](crate::ops::TrainingOps::training_scale).
 pub fn scale<B: Backend>(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
-    let (dtype, rank) = (x.dtype(), x.shape().num_dims());
+    let dtype = x.dtype();
+    cast::<B>(scaled::<B>(x, factor), dtype.into())
+}
+
+/// `x * factor`, of a 16-bit type in f32.
+fn scaled<B: Backend>(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
+    let rank = x.shape().num_dims();
     let x = wide::<B>(x);
     let factor = B::float_cast(factor, x.dtype().into());
-    let factor = B::float_reshape(factor, vec![1; rank].into());
-    cast::<B>(B::float_mul(x, factor), dtype.into())
+    B::float_mul(x, B::float_reshape(factor, vec![1; rank].into()))
 }
 
 /// See [`TrainingOps::training_adamw`](crate::ops::TrainingOps::training_adamw).
 pub fn adamw<B: Backend>(
+    lists: [FloatList<B>; 4],
+    factor: FloatTensor<B>,
+    step: AdamWStep,
+) -> [FloatList<B>; 3] {
+    let [parameters, gradients, moments_1, moments_2] = lists.map(|list| list.0.into_iter());
+    let mut new = [(); 3].map(|()| FloatList(Vec::new()));
+    let moments = moments_1.zip(moments_2);
+    for ((parameter, gradient), (moment_1, moment_2)) in parameters.zip(gradients).zip(moments) {
+        let gradient = scaled::<B>(gradient, factor.clone());
+        let results = adamw_of::<B>(parameter, gradient, [moment_1, moment_2], step);
+        for (list, result) in new.iter_mut().zip(results) {
+            list.0.push(result);
+        }
+    }
+    new
+}
+
+/// Of a gradient that is wide.
+fn adamw_of<B: Backend>(
     parameter: FloatTensor<B>,
     gradient: FloatTensor<B>,
     moments: [FloatTensor<B>; 2],
     step: AdamWStep,
-) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+) -> [FloatTensor<B>; 3] {
     let dtype = parameter.dtype();
-    let [parameter, gradient] = [parameter, gradient].map(wide::<B>);
+    let parameter = wide::<B>(parameter);
     let [moment_1, moment_2] = moments.map(wide::<B>);
     let times = |x: FloatTensor<B>, factor: f64| B::float_mul_scalar(x, factor.into());
     let [beta_1, beta_2] = [step.beta_1, step.beta_2].map(f64::from);
@@ -61,8 +90,7 @@ pub fn adamw<B: Backend>(
     );
     let decayed = times(parameter, step.decay());
     let parameter = B::float_sub(decayed, times(change, step.rate));
-    let back = |x| cast::<B>(x, dtype.into());
-    (back(parameter), back(moment_1), back(moment_2))
+    [parameter, moment_1, moment_2].map(|x| cast::<B>(x, dtype.into()))
 }
 
 /// 16-bit types in f32.

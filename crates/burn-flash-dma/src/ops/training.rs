@@ -2,6 +2,7 @@
 
 use crate::fallback::tensors::to_f32;
 use crate::fallback::{training as fallback, update};
+use crate::types::FloatList;
 use crate::types::PackedRows;
 #[cfg(feature = "fusion")]
 use crate::types::{OptionalFloatMetadata, PackedRowsMetadata};
@@ -127,11 +128,14 @@ pub trait TrainingOps: Backend {
         fallback::scores_gradient::<Self>(tokens, gradient)
     }
 
-    /// `sums`, `[SQUARE_SUMS]` in f32, after parts of the sum of the squares of `x` were added to them: their sum grows
+    /// `sums`, `[SQUARE_SUMS]` in f32, after parts of the sum of the squares of all `xs` were added to them: their sum grows
     /// by that of all squares.
-    #[fusion(dtype = sums, shape = sums)]
-    fn training_add_squares(sums: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        update::add_squares::<Self>(sums, x)
+    #[fusion(meta = |sums, _xs| sums.clone())]
+    fn training_add_squares(
+        sums: FloatTensor<Self>,
+        #[extension_type] xs: FloatList<Self>,
+    ) -> FloatTensor<Self> {
+        update::add_squares::<Self>(sums, xs)
     }
 
     /// `x * factor`, rounded once to the type of `x`; `factor` is `[1]` in f32.
@@ -140,19 +144,21 @@ pub trait TrainingOps: Backend {
         update::scale::<Self>(x, factor)
     }
 
-    /// The parameter and its moments after a step of AdamW, all of the parameter's shape and type. Arithmetic is f32,
-    /// rounded once.
-    #[fusion(meta = |parameter, _gradient, moment_1, moment_2, _step| {
-        (parameter.clone(), moment_1.clone(), moment_2.clone())
+    /// The parameters and their moments after a step of AdamW, where gradients count `factor` times, `[1]` in f32. There is
+    /// one gradient and one of each moment for each parameter, of its shape and type. Arithmetic is f32, rounded once.
+    #[fusion(meta = |parameters, _gradients, moments_1, moments_2, _factor, _step| {
+        (parameters.clone(), moments_1.clone(), moments_2.clone())
     })]
     fn training_adamw(
-        parameter: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        moment_1: FloatTensor<Self>,
-        moment_2: FloatTensor<Self>,
+        #[extension_type] parameters: FloatList<Self>,
+        #[extension_type] gradients: FloatList<Self>,
+        #[extension_type] moments_1: FloatList<Self>,
+        #[extension_type] moments_2: FloatList<Self>,
+        factor: FloatTensor<Self>,
         step: AdamWStep,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        update::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step)
+    ) -> (FloatList<Self>, FloatList<Self>, FloatList<Self>) {
+        let lists = [parameters, gradients, moments_1, moments_2];
+        update::adamw::<Self>(lists, factor, step).into()
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! | part | replaces | because |
 //! |---|---|---|
-//! | [`clip_gradients`] | Burn's clipping by norm | Burn's clips each parameter by its own norm |
 //! | [`AdamWConfig`] | Burn's `AdamWConfig` | one pass over memory, and in 16 bits one rounding |
+//! | [`optimize`] | `ModuleOptimizer::step` | clips by the norm of all gradients, and takes all parameters in a few launches |
+//! | [`clip_gradients`] | Burn's clipping by norm | Burn's clips each parameter by its own norm |
 //! | [`embed`] | `Embedding::forward` | in 16 bits its gradient rounds after every token, and one thread a column adds them |
 //! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and only the logits are kept |
 //! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
@@ -16,7 +17,7 @@
 //! use burn::optim::GradientsParams;
 //! use burn::tensor::{Device, FloatDType, Int, Tensor};
 //! use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-//! use burn_flash_dma::train::{AdamWConfig, clip_gradients, cross_entropy, embed};
+//! use burn_flash_dma::train::{AdamWConfig, cross_entropy, embed, optimize};
 //!
 //! #[derive(Module, Debug)]
 //! struct Model {
@@ -35,10 +36,10 @@
 //! let x = model.attention.forward(embed(&model.embedding, tokens.clone(), FloatDType::F32));
 //! let logits = x.matmul(model.embedding.weight.val().transpose().unsqueeze());
 //! let loss = cross_entropy(logits.flatten(0, 1), tokens.flatten(0, 1));
-//! let mut gradients = GradientsParams::from_grads(loss.backward(), &model);
-//! // Stays on the device, as the loss does.
-//! let norm: Tensor<1> = clip_gradients(&model, &mut gradients, 1.0);
-//! model = optimiser.step(1e-3, model, gradients);
+//! let gradients = GradientsParams::from_grads(loss.backward(), &model);
+//! // Clipped to a norm of 1. The norm stays on the device, as the loss does.
+//! let norm: Tensor<1>;
+//! (model, norm) = optimize(&mut optimiser, 1e-3, model, gradients, 1.0);
 //! # }
 //! ```
 
@@ -50,7 +51,7 @@ mod loss;
 #[cfg(feature = "train")]
 mod metric;
 
-pub use adamw::{AdamW, AdamWConfig};
+pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections};
 pub use clipping::clip_gradients;
 pub use embedding::embed;

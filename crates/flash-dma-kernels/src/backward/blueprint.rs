@@ -188,7 +188,8 @@ impl MmaBlueprints {
             let chunks = rank.chunks(problem);
             // A layer's default is a quarter of the window; some more keys begin or end in a chunk.
             let keys = (problem.window / 4 + rank.chunk / 2).min(problem.k_len);
-            if chunks * rows * keys.div_ceil(rank.tiles.keys()) < 4 * processors {
+            // A processor holds one tile of either size, and with 64 keys has nothing to overlap its loads with.
+            if chunks * rows * keys.div_ceil(rank.tiles.keys()) < processors {
                 rank.tiles.fragments = 1;
             }
         }

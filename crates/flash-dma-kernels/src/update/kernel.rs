@@ -14,40 +14,63 @@ pub(crate) struct Step {
     pub correction_2: f32,
 }
 
-/// The elements that a step of AdamW reads, or those it writes; all buffers are of one length.
+/// A parameter's elements and what a step of AdamW has of them; all buffers are of one length.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct State<E: Float, N: Size> {
+pub(crate) struct Update<E: Float, N: Size> {
     pub parameter: Box<[Vector<E, N>]>,
+    pub gradient: Box<[Vector<E, N>]>,
     pub moment_1: Box<[Vector<E, N>]>,
     pub moment_2: Box<[Vector<E, N>]>,
+    /// Where the new parameter goes, perhaps the buffer of the old one.
+    pub new: Box<[Vector<E, N>]>,
+    /// The first unit that has a vector of this parameter, and their number.
+    pub first: usize,
+    pub items: usize,
 }
 
-/// A step of AdamW: a unit owns a vector of elements. With `in_place` the buffers of `new` are those of `old`, which
-/// CubeCL's disk cache would not see.
+/// A step of AdamW on `count` parameters, writing over their moments: a unit owns a vector of one of them. CubeCL's disk cache
+/// would not see the length of the sequence, or that new parameters are written over old ones (`in_place`).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn adamw_kernel<E: Float, N: Size>(
-    old: &State<E, N>,
-    gradient: &[Vector<E, N>],
-    new: &mut State<E, N>,
+    updates: &mut Sequence<Update<E, N>>,
+    factor: &[f32],
     step: Step,
-    items: usize,
+    #[comptime] count: usize,
     #[comptime] _in_place: bool,
     #[define(E)] _element: ElemType,
 ) {
-    let at = ABSOLUTE_POS;
-    if at < items {
-        let g = Vector::<f32, N>::cast_from(gradient[at]);
-        let m = Vector::<f32, N>::cast_from(old.moment_1[at]);
-        let v = Vector::<f32, N>::cast_from(old.moment_2[at]);
-        let p = Vector::<f32, N>::cast_from(old.parameter[at]);
-        let m = m * Vector::new(step.beta_1) + g * Vector::new(1.0f32 - step.beta_1);
-        let v = v * Vector::new(step.beta_2) + g * g * Vector::new(1.0f32 - step.beta_2);
-        let root = (v / Vector::new(step.correction_2)).sqrt() + Vector::new(step.epsilon);
-        let change = m / Vector::new(step.correction_1) / root;
-        let p = p * Vector::new(step.decay) - change * Vector::new(step.rate);
-        new.moment_1[at] = Vector::cast_from(m);
-        new.moment_2[at] = Vector::cast_from(v);
-        new.parameter[at] = Vector::cast_from(p);
+    let unit = ABSOLUTE_POS;
+    let mut g = Vector::<f32, N>::new(0.0f32);
+    let mut m = Vector::<f32, N>::new(0.0f32);
+    let mut v = Vector::<f32, N>::new(0.0f32);
+    let mut p = Vector::<f32, N>::new(0.0f32);
+    // Only the transfers are written out for each parameter, since the kernel is compiled when it is first called.
+    #[unroll]
+    for index in 0..count {
+        let update = &updates[index];
+        if unit >= update.first && unit < update.first + update.items {
+            let at = unit - update.first;
+            g = Vector::cast_from(update.gradient[at]);
+            m = Vector::cast_from(update.moment_1[at]);
+            v = Vector::cast_from(update.moment_2[at]);
+            p = Vector::cast_from(update.parameter[at]);
+        }
+    }
+    g *= Vector::new(factor[0]);
+    m = m * Vector::new(step.beta_1) + g * Vector::new(1.0f32 - step.beta_1);
+    v = v * Vector::new(step.beta_2) + g * g * Vector::new(1.0f32 - step.beta_2);
+    let root = (v / Vector::new(step.correction_2)).sqrt() + Vector::new(step.epsilon);
+    let change = m / Vector::new(step.correction_1) / root;
+    p = p * Vector::new(step.decay) - change * Vector::new(step.rate);
+    #[unroll]
+    for index in 0..count {
+        let update = &mut updates[index];
+        if unit >= update.first && unit < update.first + update.items {
+            let at = unit - update.first;
+            update.moment_1[at] = Vector::cast_from(m);
+            update.moment_2[at] = Vector::cast_from(v);
+            update.new[at] = Vector::cast_from(p);
+        }
     }
 }
 
@@ -67,29 +90,32 @@ pub(crate) fn scale_kernel<E: Float, N: Size>(
     }
 }
 
-/// `out[c] = sums[c]` + the squares of the vectors of cube `c`: those of its units in every row of `CUBE_COUNT` cubes.
-/// The order of additions is fixed.
+/// Adds to `sums[c]` the squares of the vectors of cube `c`: those of its units in every row of `CUBE_COUNT` cubes, of
+/// one tensor after another. The order of additions is fixed. CubeCL's disk cache would not see the length of the sequence.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn add_squares_kernel<E: Float, N: Size>(
-    x: &[Vector<E, N>],
-    sums: &[f32],
-    out: &mut [f32],
-    items: usize,
+    tensors: &Sequence<Squared<E, N>>,
+    sums: &mut [f32],
+    #[comptime] count: usize,
     #[comptime] units: usize,
     #[define(E)] _element: ElemType,
 ) {
     let size = N::value().comptime();
     let unit = UNIT_POS as usize;
     let mut sum = 0.0f32;
-    let mut at = ABSOLUTE_POS;
-    while at < items {
-        let value = Vector::<f32, N>::cast_from(x[at]);
-        let squares = value * value;
-        #[unroll]
-        for e in 0..size {
-            sum += squares.extract(e);
+    #[unroll]
+    for index in 0..count {
+        let tensor = &tensors[index];
+        let mut at = ABSOLUTE_POS;
+        while at < tensor.items {
+            let value = Vector::<f32, N>::cast_from(tensor.x[at]);
+            let squares = value * value;
+            #[unroll]
+            for e in 0..size {
+                sum += squares.extract(e);
+            }
+            at += CUBE_COUNT * units;
         }
-        at += CUBE_COUNT * units;
     }
     if comptime!(units > 1) {
         let mut shared = Shared::<[f32]>::new_slice(units);
@@ -106,6 +132,14 @@ pub(crate) fn add_squares_kernel<E: Float, N: Size>(
         sum = shared[0usize];
     }
     if unit == 0 {
-        out[CUBE_POS] = sums[CUBE_POS] + sum;
+        sums[CUBE_POS] += sum;
     }
+}
+
+/// A tensor whose squares are added.
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct Squared<E: Float, N: Size> {
+    pub x: Box<[Vector<E, N>]>,
+    /// Its vectors.
+    pub items: usize,
 }

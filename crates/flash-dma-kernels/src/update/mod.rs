@@ -1,5 +1,5 @@
 //! An optimiser's update after the backward pass: the norm of all gradients, their scaling by a number on the device, and
-//! AdamW, each in one pass over a parameter.
+//! AdamW. The first and the last take many parameters in a launch.
 
 mod kernel;
 #[cfg(test)]
@@ -8,73 +8,125 @@ mod tests;
 use crate::host::check::{Layout, address_type, check_grid, check_tensor, check_type, elem_type};
 use crate::host::flat::{Pass, vectors};
 use crate::host::range::range;
+use crate::host::scratch::one_unit_each;
 use cubecl::CubeDim;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_problem::{AdamWStep, AttentionError, ElementType, SQUARE_SUMS, TensorName};
-use kernel::{StateLaunch, StepLaunch, adamw_kernel, add_squares_kernel, scale_kernel};
+use kernel::{
+    SquaredLaunch, StepLaunch, UpdateLaunch, adamw_kernel, add_squares_kernel, scale_kernel,
+};
 
 /// Units of a cube of [`add_squares`], except where units are threads of a processor.
 const UNITS: usize = 256;
+/// The most parameters of a launch of [`adamw`], of four buffers each.
+const UPDATES: usize = 16;
+/// The most tensors of a launch of [`add_squares`].
+const SQUARED: usize = 32;
 
-/// A parameter and its moments, contiguous and of one shape and type.
+/// A parameter, its gradient and its moments, contiguous and of one shape and type.
 #[derive(Clone, Debug)]
-pub struct UpdateState {
+pub struct ParameterUpdate {
     /// The parameter.
     pub parameter: TensorBinding,
+    /// Its gradient.
+    pub gradient: TensorBinding,
     /// Running mean of the gradient.
     pub moment_1: TensorBinding,
     /// Running mean of the gradient's square.
     pub moment_2: TensorBinding,
+    /// Where the new parameter goes; `None` for over the old one.
+    pub new: Option<TensorBinding>,
 }
 
-impl UpdateState {
-    fn tensors(&self) -> [&TensorBinding; 3] {
-        [&self.parameter, &self.moment_1, &self.moment_2]
+impl ParameterUpdate {
+    fn tensors(&self) -> Vec<&TensorBinding> {
+        let old = [
+            &self.parameter,
+            &self.gradient,
+            &self.moment_1,
+            &self.moment_2,
+        ];
+        old.into_iter().chain(&self.new).collect()
     }
 }
 
-/// A step of AdamW: `new`, or where none is given `old` itself, from `old` and the gradient, all contiguous, of the shape of
-/// the parameter and of `element`. Arithmetic is f32, and each result is rounded once.
+/// A step of AdamW on parameters of `element` whose gradients count `factor` times, `[1]` in f32; it writes over the moments.
+/// Arithmetic is f32, and each result is rounded once. A launch takes up to 16 parameters.
 ///
 /// The call only enqueues: a failure on the device is reported when a result is read.
 ///
 /// # Errors
 ///
-/// [`AttentionError`], before any launch, if the device lacks the element type or seven buffers, or a shape, stride or
-/// buffer does not fit.
+/// [`AttentionError`], before any launch, if the device lacks the element type or the buffers for a parameter, or a shape,
+/// stride or buffer does not fit.
 pub fn adamw(
     client: &Client,
     element: ElementType,
     step: &AdamWStep,
-    old: &UpdateState,
-    gradient: &TensorBinding,
-    new: Option<&UpdateState>,
+    updates: &[ParameterUpdate],
+    factor: &TensorBinding,
 ) -> Result<(), AttentionError> {
     check_type(client, element)?;
-    check_grid(client, 7, [1; 3])?;
+    check_grid(client, 6, [1; 3])?;
     let names = [
         TensorName::Parameter,
+        TensorName::GradParameter,
         TensorName::FirstMoment,
         TensorName::SecondMoment,
+        TensorName::Parameter,
     ];
-    let all = || {
-        names.into_iter().cycle().zip(
-            [Some(old), new]
-                .into_iter()
-                .flatten()
-                .flat_map(UpdateState::tensors),
-        )
-    };
-    let shape = old.parameter.shape.to_vec();
-    for (name, tensor) in all().chain([(TensorName::GradParameter, gradient)]) {
-        check_tensor(name, tensor, &shape, element.size(), Layout::Contiguous)?;
+    for update in updates {
+        let shape = update.parameter.shape.to_vec();
+        for (name, tensor) in names.into_iter().zip(update.tensors()) {
+            check_tensor(name, tensor, &shape, element.size(), Layout::Contiguous)?;
+        }
     }
+    check_tensor(TensorName::ClipFactor, factor, &[1], 4, Layout::Contiguous)?;
     let _range = range!("adamw");
-    let tensors: Vec<_> = all().map(|(_, tensor)| tensor).chain([gradient]).collect();
-    let Some(pass) = Pass::new(client, element, &tensors) else {
-        return Ok(());
+    let kind = |update: &ParameterUpdate| {
+        let (vector, items) = vectors(client, element, &update.tensors());
+        ((vector, update.new.is_none()), items)
     };
+    for (kind, updates) in groups(updates, kind, most(client, 5, 1).min(UPDATES)) {
+        adamw_launch(client, element, step, kind, &updates, factor);
+    }
+    Ok(())
+}
+
+fn adamw_launch(
+    client: &Client,
+    element: ElementType,
+    step: &AdamWStep,
+    (vector, in_place): (usize, bool),
+    updates: &[(&ParameterUpdate, usize)],
+    factor: &TensorBinding,
+) {
+    let tensors: Vec<_> = updates
+        .iter()
+        .flat_map(|(update, _)| update.tensors())
+        .collect();
+    let mut units = 0;
+    let mut arguments = SequenceArg::new();
+    for (at, (update, items)) in updates.iter().enumerate() {
+        let argument = |tensor: &TensorBinding| tensor.clone().into_buffer_arg();
+        let new = match &update.new {
+            Some(new) => argument(new),
+            // Four buffers of each parameter are before this one's first.
+            None => BufferArg::alias(4 * at, update.parameter.shape.iter().product()),
+        };
+        arguments.push(UpdateLaunch::new(
+            argument(&update.parameter),
+            argument(&update.gradient),
+            argument(&update.moment_1),
+            argument(&update.moment_2),
+            new,
+            units,
+            *items,
+        ));
+        // A plane has vectors of one parameter.
+        units += items.next_multiple_of(UNITS);
+    }
     let [correction_1, correction_2] = step.corrections();
     let numbers = StepLaunch::new(
         step.rate as f32,
@@ -85,39 +137,60 @@ pub fn adamw(
         correction_1,
         correction_2,
     );
-    let (cubes, dim) = pass.cubes(client);
-    // SAFETY: every buffer was checked to hold the parameter's elements, and units past the last do nothing.
+    let (cubes, dim) = one_unit_each(client, units);
+    // SAFETY: every buffer was checked to hold its parameter's elements, and units outside of those do nothing.
     unsafe {
         adamw_kernel::launch_unchecked(
             client,
             cubes,
             dim,
-            pass.address,
-            pass.vector,
-            arguments(old),
-            gradient.clone().into_buffer_arg(),
-            new.map_or_else(|| aliases(old), arguments),
+            address_of(&tensors, element, units),
+            vector,
+            arguments,
+            factor.clone().into_buffer_arg(),
             numbers,
-            pass.items,
-            new.is_none(),
+            updates.len(),
+            in_place,
             elem_type(element),
         );
     }
-    Ok(())
 }
 
-fn arguments<E: Float, N: Size>(state: &UpdateState) -> StateLaunch<E, N> {
-    let [parameter, moment_1, moment_2] = state
-        .tensors()
-        .map(|tensor| tensor.clone().into_buffer_arg());
-    StateLaunch::new(parameter, moment_1, moment_2)
+/// The smallest address type of tensors and of `units`.
+fn address_of(tensors: &[&TensorBinding], element: ElementType, units: usize) -> AddressType {
+    let of_units = match u32::try_from(units) {
+        Ok(_) => AddressType::U32,
+        Err(_) => AddressType::U64,
+    };
+    address_type(tensors, element.size()).max(of_units)
 }
 
-/// The buffers of `old`, which are the kernel's first.
-fn aliases<E: Float, N: Size>(old: &UpdateState) -> StateLaunch<E, N> {
-    let count = old.parameter.shape.iter().product();
-    let [parameter, moment_1, moment_2] = [0, 1, 2].map(|at| BufferArg::alias(at, count));
-    StateLaunch::new(parameter, moment_1, moment_2)
+/// The parameters that a launch has buffers for, of `each` apiece and `others` together.
+fn most(client: &Client, each: usize, others: usize) -> usize {
+    // One more for shapes and strides, as `check_grid` counts.
+    let buffers = client.properties().hardware.max_bindings as usize;
+    (buffers.saturating_sub(others + 1) / each).max(1)
+}
+
+/// Groups of at most `most` of one kind, in order, without those that have no vectors; with each the number of these.
+fn groups<T, K: PartialEq>(
+    all: &[T],
+    kind: impl Fn(&T) -> (K, usize),
+    most: usize,
+) -> Vec<(K, Vec<(&T, usize)>)> {
+    let mut groups: Vec<(K, Vec<(&T, usize)>)> = Vec::new();
+    for one in all {
+        let (kind, items) = kind(one);
+        if items == 0 {
+            continue;
+        }
+        let open = |(of, group): &&mut (K, Vec<_>)| *of == kind && group.len() < most;
+        match groups.iter_mut().find(open) {
+            Some((_, group)) => group.push((one, items)),
+            None => groups.push((kind, vec![(one, items)])),
+        }
+    }
+    groups
 }
 
 /// `out = x * factor`: `x` and `out` are contiguous, of one shape and of `element`, the factor `[1]` in f32. Rounded once.
@@ -161,8 +234,9 @@ pub fn scale(
     Ok(())
 }
 
-/// `out = sums` + parts of the sum of the squares of `x`, which is contiguous and of `element`: the sum of all numbers
-/// grows by that of all squares. `sums` and `out` are `[`[`SQUARE_SUMS`]`]` in f32. The order of additions is fixed.
+/// `sums` + parts of the sum of the squares of `xs`, which are contiguous and of `element`: the sum of all numbers grows by
+/// that of all squares. `sums` is `[`[`SQUARE_SUMS`]`]` in f32, and is written over. The order of additions is fixed. A
+/// launch takes up to 32 tensors.
 ///
 /// # Errors
 ///
@@ -170,49 +244,49 @@ pub fn scale(
 pub fn add_squares(
     client: &Client,
     element: ElementType,
-    x: &TensorBinding,
+    xs: &[TensorBinding],
     sums: &TensorBinding,
-    out: &TensorBinding,
 ) -> Result<(), AttentionError> {
     check_type(client, element)?;
+    check_grid(client, 2, [SQUARE_SUMS, 1, 1])?;
     let contiguous = Layout::Contiguous;
-    check_tensor(
-        TensorName::GradParameter,
-        x,
-        &x.shape.to_vec(),
-        element.size(),
-        contiguous,
-    )?;
-    for tensor in [sums, out] {
+    for x in xs {
+        let shape = x.shape.to_vec();
         check_tensor(
-            TensorName::SquareSums,
-            tensor,
-            &[SQUARE_SUMS],
-            4,
+            TensorName::GradParameter,
+            x,
+            &shape,
+            element.size(),
             contiguous,
         )?;
     }
+    check_tensor(TensorName::SquareSums, sums, &[SQUARE_SUMS], 4, contiguous)?;
     let _range = range!("add_squares");
-    let (vector, items) = vectors(client, element, &[x]);
     let units = match client.properties().hardware.plane_size_max {
         0 | 1 => 1,
         _ => UNITS.min(1 << client.properties().hardware.max_units_per_cube.ilog2()),
     };
-    // SAFETY: a cube reads and writes its sum, and reads the elements that exist.
-    unsafe {
-        add_squares_kernel::launch_unchecked(
-            client,
-            CubeCount::Static(SQUARE_SUMS as u32, 1, 1),
-            CubeDim::new_1d(units as u32),
-            address_type(&[x], element.size()),
-            vector,
-            x.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            items,
-            units,
-            elem_type(element),
-        );
+    let width = |x: &TensorBinding| vectors(client, element, &[x]);
+    for (vector, xs) in groups(xs, width, most(client, 1, 1).min(SQUARED)) {
+        let tensors: Vec<_> = xs.iter().map(|(x, _)| *x).collect();
+        let arguments = xs
+            .iter()
+            .map(|(x, items)| SquaredLaunch::new((*x).clone().into_buffer_arg(), *items));
+        // SAFETY: a cube reads and writes its sum, and reads the elements that exist.
+        unsafe {
+            add_squares_kernel::launch_unchecked(
+                client,
+                CubeCount::Static(SQUARE_SUMS as u32, 1, 1),
+                CubeDim::new_1d(units as u32),
+                address_type(&tensors, element.size()),
+                vector,
+                arguments.collect(),
+                sums.clone().into_buffer_arg(),
+                xs.len(),
+                units,
+                elem_type(element),
+            );
+        }
     }
     Ok(())
 }

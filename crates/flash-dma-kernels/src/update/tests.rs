@@ -1,8 +1,7 @@
 //! Updates against f64, at lengths that vectors divide and that they do not.
 
-use super::{UpdateState, adamw, add_squares, scale};
-use crate::testing::{Placement, client, read_f64, upload, zeros};
-use cubecl::prelude::TensorBinding;
+use super::{ParameterUpdate, adamw, add_squares, scale};
+use crate::testing::{Placement, client, read_f64, upload};
 use flash_dma_problem::{AdamWStep, ElementType, SQUARE_SUMS};
 use flash_dma_reference::Rng;
 use flash_dma_reference::round::round;
@@ -24,49 +23,61 @@ fn random(rng: &mut Rng, shape: &[usize], element: ElementType) -> Vec<f64> {
 fn a_step_of_adamw_is_that_of_f64() {
     let client = client();
     for (element, grain) in ELEMENTS {
-        for (shape, time) in SHAPES.into_iter().zip([1, 2, 10, 1000, 3]) {
-            let mut rng = Rng::new(time as u64);
-            let step = AdamWStep {
-                rate: 0.01,
-                beta_1: 0.9,
-                beta_2: 0.95,
-                epsilon: 1e-3,
-                weight_decay: 0.1,
-                time,
-            };
-            let [p, g, m, mut v] = [(); 4].map(|()| random(&mut rng, shape, element));
-            v.iter_mut().for_each(|v| *v = v.abs());
-            let up =
-                |values: &[f64]| upload(&client, values, shape, element, Placement::Contiguous);
-            let out = || {
-                upload(
-                    &client,
-                    &vec![9.0; p.len()],
-                    shape,
-                    element,
-                    Placement::Contiguous,
-                )
-            };
-            let state = |[parameter, moment_1, moment_2]: [TensorBinding; 3]| UpdateState {
+        let time = 10;
+        let step = AdamWStep {
+            rate: 0.01,
+            beta_1: 0.9,
+            beta_2: 0.95,
+            epsilon: 1e-3,
+            weight_decay: 0.1,
+            time,
+        };
+        let factor = f64::from(0.7f32);
+        let mut rng = Rng::new(1);
+        // More than a launch takes, in vectors of several widths.
+        let shapes = SHAPES.into_iter().chain([&[0][..]]).cycle().take(45);
+        let old: Vec<_> = shapes
+            .map(|shape| {
+                let [p, g, m, mut v] = [(); 4].map(|()| random(&mut rng, shape, element));
+                v.iter_mut().for_each(|v| *v = v.abs());
+                (shape, [p, g, m, v])
+            })
+            .collect();
+        let upload = |values: &[f64], shape: &[usize], element| {
+            upload(&client, values, shape, element, Placement::Contiguous)
+        };
+        let updates = old.iter().enumerate().map(|(at, (shape, values))| {
+            let elsewhere = || upload(&vec![9.0; values[0].len()], shape, element);
+            let [parameter, gradient, moment_1, moment_2] = values
+                .each_ref()
+                .map(|values| upload(values, shape, element));
+            ParameterUpdate {
                 parameter,
+                gradient,
                 moment_1,
                 moment_2,
+                new: (at % 3 == 0).then(elsewhere),
+            }
+        });
+        let updates: Vec<_> = updates.collect();
+        let by = upload(&[factor], &[1], ElementType::F32);
+        adamw(&client, element, &step, &updates, &by).unwrap();
+        let [beta_1, beta_2] = [step.beta_1, step.beta_2].map(f64::from);
+        for (update, (shape, [p, g, m, v])) in updates.into_iter().zip(old) {
+            let read = |tensor| read_f64(&client, tensor, element);
+            let new_p = match update.new {
+                Some(new) => {
+                    assert_eq!(read(update.parameter), p, "{element} {shape:?}");
+                    read(new)
+                }
+                None => read(update.parameter),
             };
-            let old = state([up(&p), up(&m), up(&v)]);
-            let new = state([out(), out(), out()]);
-            adamw(&client, element, &step, &old, &up(&g), Some(&new)).unwrap();
-            adamw(&client, element, &step, &old, &up(&g), None).unwrap();
-            let read = |state: UpdateState| {
-                [state.parameter, state.moment_1, state.moment_2]
-                    .map(|tensor| read_f64(&client, tensor, element))
-            };
-            let [new_p, new_m, new_v] = read(new);
-            let in_place = read(old);
-            assert_eq!(in_place, [new_p.clone(), new_m.clone(), new_v.clone()]);
-            let [beta_1, beta_2] = [step.beta_1, step.beta_2].map(f64::from);
+            assert_eq!(read(update.gradient), g, "{element} {shape:?}");
+            let [new_m, new_v] = [update.moment_1, update.moment_2].map(read);
             for at in 0..p.len() {
-                let m = beta_1 * m[at] + (1.0 - beta_1) * g[at];
-                let v = beta_2 * v[at] + (1.0 - beta_2) * g[at] * g[at];
+                let g = g[at] * factor;
+                let m = beta_1 * m[at] + (1.0 - beta_1) * g;
+                let v = beta_2 * v[at] + (1.0 - beta_2) * g * g;
                 let change = m
                     / (1.0 - beta_1.powi(time as i32))
                     / ((v / (1.0 - beta_2.powi(time as i32))).sqrt() + f64::from(step.epsilon));
@@ -74,7 +85,7 @@ fn a_step_of_adamw_is_that_of_f64() {
                 let exact = [decayed - step.rate * change, m, v];
                 for (actual, exact) in [new_p[at], new_m[at], new_v[at]].into_iter().zip(exact) {
                     // A few roundings of f32 of terms up to the largest, and one of the result.
-                    let allowed = grain * exact.abs() + 1e-6 * (1.0 + g[at].abs() * g[at].abs());
+                    let allowed = grain * exact.abs() + 1e-6 * (1.0 + g * g);
                     let error = (actual - exact).abs();
                     assert!(
                         error <= allowed,
@@ -112,22 +123,22 @@ fn scaled_gradients_are_rounded_once() {
 fn squares_add_up_over_several_gradients() {
     let client = client();
     for (element, _) in ELEMENTS {
-        let mut sums = zeros(&client, &[SQUARE_SUMS]);
-        let mut exact = 0.0;
-        for shape in SHAPES.into_iter().chain([&[0][..]]) {
-            let x = random(&mut Rng::new(6), shape, element);
+        let sums = upload(
+            &client,
+            &[0.25; SQUARE_SUMS],
+            &[SQUARE_SUMS],
+            ElementType::F32,
+            Placement::Contiguous,
+        );
+        let mut exact = 0.25 * SQUARE_SUMS as f64;
+        let shapes = SHAPES.into_iter().chain([&[0][..]]).cycle().take(100);
+        let xs = shapes.zip(0..).map(|(shape, seed)| {
+            let x = random(&mut Rng::new(seed), shape, element);
             exact += x.iter().map(|x| x * x).sum::<f64>();
-            let out = upload(
-                &client,
-                &[9.0; SQUARE_SUMS],
-                &[SQUARE_SUMS],
-                ElementType::F32,
-                Placement::Contiguous,
-            );
-            let x = upload(&client, &x, shape, element, Placement::Contiguous);
-            add_squares(&client, element, &x, &sums, &out).unwrap();
-            sums = out;
-        }
+            upload(&client, &x, shape, element, Placement::Contiguous)
+        });
+        let xs: Vec<_> = xs.collect();
+        add_squares(&client, element, &xs, &sums).unwrap();
         let all: f64 = read_f64(&client, sums, ElementType::F32).into_iter().sum();
         assert!(
             (all - exact).abs() < 1e-6 * exact,

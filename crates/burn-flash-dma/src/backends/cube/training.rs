@@ -4,7 +4,7 @@ use super::product::multiply;
 use super::tensors::{addressable, empty, run, run_checked, run_over};
 use crate::fallback::{training, update as fallback};
 use crate::ops::training::TrainingOps;
-use crate::types::PackedRows;
+use crate::types::{FloatList, PackedRows};
 use crate::validate::element_of;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -15,7 +15,7 @@ use cubecl::prelude::TensorBinding;
 use cubecl::zspace::metadata::Metadata;
 use flash_dma_kernels::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
 use flash_dma_kernels::{NormParameters, norm_forward};
-use flash_dma_kernels::{UpdateState, adamw, add_squares, scale, swiglu, swiglu_backward};
+use flash_dma_kernels::{ParameterUpdate, adamw, add_squares, scale, swiglu, swiglu_backward};
 use flash_dma_problem::{AdamWStep, AttentionError, ElementType, NormProblem};
 
 const SWIGLU: &str = "SwiGLU";
@@ -158,16 +158,16 @@ impl TrainingOps for CubeBackend {
         }
     }
 
-    fn training_add_squares(sums: FloatTensor<Self>, x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let Some(element) = element_of_all([&x]) else {
-            return fallback::add_squares::<Self>(sums, x);
+    fn training_add_squares(sums: FloatTensor<Self>, xs: FloatList<Self>) -> FloatTensor<Self> {
+        let Some(element) = element_of_all(&xs.0) else {
+            return fallback::add_squares::<Self>(sums, xs);
         };
-        let [sums, x] = [sums, x].map(into_contiguous);
-        let out = like(&sums);
-        let [x_arg, sums_arg, out_arg] = [&x, &sums, &out].map(binding);
-        match add_squares(&x.client, element, &x_arg, &sums_arg, &out_arg) {
-            Err(AttentionError::Unsupported { .. }) => fallback::add_squares::<Self>(sums, x),
-            result => done(out, result),
+        let xs = FloatList(xs.0.into_iter().map(into_contiguous).collect());
+        let sums = to_write_over(sums);
+        let bindings: Vec<_> = xs.0.iter().map(binding).collect();
+        match add_squares(&sums.client, element, &bindings, &binding(&sums)) {
+            Err(AttentionError::Unsupported { .. }) => fallback::add_squares::<Self>(sums, xs),
+            result => done(sums, result),
         }
     }
 
@@ -185,37 +185,46 @@ impl TrainingOps for CubeBackend {
     }
 
     fn training_adamw(
-        parameter: FloatTensor<Self>,
-        gradient: FloatTensor<Self>,
-        moment_1: FloatTensor<Self>,
-        moment_2: FloatTensor<Self>,
+        parameters: FloatList<Self>,
+        gradients: FloatList<Self>,
+        moments_1: FloatList<Self>,
+        moments_2: FloatList<Self>,
+        factor: FloatTensor<Self>,
         step: AdamWStep,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let Some(element) = element_of_all([&parameter, &gradient, &moment_1, &moment_2]) else {
-            return fallback::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step);
+    ) -> (FloatList<Self>, FloatList<Self>, FloatList<Self>) {
+        let lists = [parameters, gradients, moments_1, moments_2];
+        let Some(element) = element_of_all(lists.iter().flat_map(|list| &list.0)) else {
+            return fallback::adamw::<Self>(lists, factor, step).into();
         };
-        let [parameter, gradient, moment_1, moment_2] =
-            [parameter, gradient, moment_1, moment_2].map(into_contiguous);
-        let old = [&parameter, &moment_1, &moment_2];
-        // Tensors that nothing else reads are written over.
-        let in_place = old.iter().all(|tensor| tensor.can_mut());
-        let new = match in_place {
-            true => old.map(CubeTensor::clone),
-            false => old.map(like),
+        let [parameters, gradients, moments_1, moments_2] = lists;
+        let [parameters, gradients] = [parameters, gradients]
+            .map(|list| FloatList(list.0.into_iter().map(into_contiguous).collect()));
+        let [moments_1, moments_2] = [moments_1, moments_2]
+            .map(|list| FloatList(list.0.into_iter().map(to_write_over).collect()));
+        // A parameter that nothing else reads is written over.
+        let in_place: Vec<_> = parameters.0.iter().map(CubeTensor::can_mut).collect();
+        let new = parameters.0.iter().zip(&in_place);
+        let new = new.map(|(old, in_place): (&CubeTensor, _)| match in_place {
+            true => old.clone(),
+            false => like(old),
+        });
+        let new = FloatList(new.collect());
+        let update = |at: usize| ParameterUpdate {
+            parameter: binding(&parameters.0[at]),
+            gradient: binding(&gradients.0[at]),
+            moment_1: binding(&moments_1.0[at]),
+            moment_2: binding(&moments_2.0[at]),
+            new: (!in_place[at]).then(|| binding(&new.0[at])),
         };
-        let result = adamw(
-            &parameter.client,
-            element,
-            &step,
-            &state(old),
-            &binding(&gradient),
-            (!in_place).then(|| state(new.each_ref())).as_ref(),
-        );
+        let updates: Vec<_> = (0..parameters.0.len()).map(update).collect();
+        let factor = into_contiguous(factor);
+        let result = adamw(&factor.client, element, &step, &updates, &binding(&factor));
         if let Err(AttentionError::Unsupported { .. }) = result {
-            return fallback::adamw::<Self>(parameter, gradient, [moment_1, moment_2], step);
+            let lists = [parameters, gradients, moments_1, moments_2];
+            return fallback::adamw::<Self>(lists, factor, step).into();
         }
-        run_checked(ADAMW, &new, result);
-        new.into()
+        run_checked(ADAMW, &new.0, result);
+        (new, moments_1, moments_2)
     }
 }
 
@@ -269,11 +278,20 @@ fn join_heads(parts: &[CubeTensor]) -> Option<CubeTensor> {
     Some(out)
 }
 
-/// The element type that the kernels read, if all tensors have it.
-fn element_of_all<const N: usize>(tensors: [&CubeTensor; N]) -> Option<ElementType> {
-    let dtype = tensors[0].dtype;
-    let same = tensors.iter().all(|tensor| tensor.dtype == dtype);
-    element_of(dtype).filter(|_| same)
+/// The element type that the kernels read, if there are tensors and all have it.
+fn element_of_all<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> Option<ElementType> {
+    let mut dtypes = tensors.into_iter().map(|tensor| tensor.dtype);
+    let first = dtypes.next()?;
+    element_of(first).filter(|_| dtypes.all(|dtype| dtype == first))
+}
+
+/// The tensor, contiguous; a copy if something else reads it.
+fn to_write_over(tensor: CubeTensor) -> CubeTensor {
+    let tensor = into_contiguous(tensor);
+    match tensor.can_mut() {
+        true => tensor,
+        false => tensor.copy(),
+    }
 }
 
 /// A new contiguous tensor of this shape and type.
@@ -283,15 +301,6 @@ fn like(tensor: &CubeTensor) -> CubeTensor {
 
 fn binding(tensor: &CubeTensor) -> TensorBinding {
     tensor.clone().binding()
-}
-
-fn state(tensors: [&CubeTensor; 3]) -> UpdateState {
-    let [parameter, moment_1, moment_2] = tensors.map(binding);
-    UpdateState {
-        parameter,
-        moment_1,
-        moment_2,
-    }
 }
 
 /// Groups of heads that a kernel has sums for.

@@ -2,7 +2,7 @@
 
 use crate::codegen::cases::{Case, case};
 use crate::codegen::tensors::tensor;
-use crate::{AdamWStep, ElementType, SQUARE_SUMS, UpdateState};
+use crate::{AdamWStep, ElementType, ParameterUpdate, SQUARE_SUMS};
 use crate::{adamw, add_squares, linear_scores, linear_scores_gradient, scale};
 use crate::{swiglu, swiglu_backward};
 use cubecl::client::Client;
@@ -31,10 +31,12 @@ pub(crate) fn all() -> Vec<Case> {
 
 fn elements(client: &Client, len: usize, element: ElementType) {
     let x = || tensor(client, [len, WIDTH], element.size());
-    let state = || UpdateState {
+    let update = |new| ParameterUpdate {
         parameter: x(),
+        gradient: x(),
         moment_1: x(),
         moment_2: x(),
+        new,
     };
     let step = AdamWStep {
         rate: 1e-3,
@@ -44,11 +46,12 @@ fn elements(client: &Client, len: usize, element: ElementType) {
         weight_decay: 1e-4,
         time: 1,
     };
-    adamw(client, element, &step, &state(), &x(), Some(&state())).expect("a valid call");
-    adamw(client, element, &step, &state(), &x(), None).expect("a valid call");
-    scale(client, element, &x(), &tensor(client, [1], 4), &x()).expect("a valid call");
-    let sums = || tensor(client, [SQUARE_SUMS], 4);
-    add_squares(client, element, &x(), &sums(), &sums()).expect("a valid call");
+    let factor = tensor(client, [1], 4);
+    let updates = [None, None, Some(x())].map(update);
+    adamw(client, element, &step, &updates, &factor).expect("a valid call");
+    scale(client, element, &x(), &factor, &x()).expect("a valid call");
+    let sums = tensor(client, [SQUARE_SUMS], 4);
+    add_squares(client, element, &[x(), x()], &sums).expect("a valid call");
     swiglu(client, element, &x(), &x(), &x()).expect("a valid call");
     let grads = [x(), x()];
     swiglu_backward(client, element, &x(), &x(), &x(), grads.each_ref()).expect("a valid call");
