@@ -43,7 +43,7 @@
 //! - [`split_qkv`] and [`split_kv`]: q, k and v from one packed tensor; [`merge_attention`]: merges parts over
 //!   disjoint keys; [`learnable_sink`] and [`Attention::forward_with_sink`]: a logit without a key;
 //!   [`Attention::probabilities`]: attention weights of chosen queries;
-//! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`]: the gate between them;
+//! - [`linear`] and [`product`]: the products of a model's other layers; [`swiglu`] and [`swiglu_linear`]: the gate between them;
 //!   [`split_heads`]: q, k and v from one product;
 //! - [`cache`]: decoding, in memory that does not grow with the context;
 //! - [`rms_norm`] and [`HeadEncoding`]: the steps before attention in a layer, in one pass each;
@@ -117,7 +117,7 @@ pub use flash_dma_problem::{
     SelectionRule, TensorName, cost,
 };
 pub use functions::attention::Attention;
-pub use functions::gating::{swiglu, try_swiglu};
+pub use functions::gating::{swiglu, swiglu_linear, try_swiglu, try_swiglu_linear};
 pub use functions::inspection::IntervalStats;
 pub use functions::masked::MaskedAttention;
 pub use functions::merge::{merge_attention, try_merge_attention};

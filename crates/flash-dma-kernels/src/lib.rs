@@ -46,7 +46,7 @@ pub use flash_dma_problem::{
     NormProblem, Obstacle, PassKind, PassedOver, PlanGeometry, Problem, Rotary, SQUARE_SUMS,
     ScoreRole, SelectionRule, Storage, contiguous_strides, memory::Passes,
 };
-pub use gating::{swiglu, swiglu_backward};
+pub use gating::{SwigluGradients, swiglu, swiglu_backward};
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;
 pub use host::pass::Plan;

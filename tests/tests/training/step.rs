@@ -1,14 +1,22 @@
 //! SwiGLU and the scores of a layer, forward and backward, against f64.
 
 use burn::backend::Dispatch;
+use burn::module::Param;
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flash_dma::ops::TrainingOps;
-use burn_flash_dma::{split_heads, swiglu};
+use burn_flash_dma::{linear, split_heads, swiglu, swiglu_linear};
 use flash_dma_reference::round::round;
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, grad, load, values};
 
-every_burn!(gates, scores_of_tokens, rows_of_tables, heads_side_by_side);
+every_burn!(
+    gates,
+    gates_before_a_layer,
+    scores_of_tokens,
+    rows_of_tables,
+    heads_side_by_side,
+);
 
 fn random(count: usize, scale: f64, element: ElementType, rng: &mut Rng) -> Vec<f64> {
     (0..count)
@@ -81,6 +89,53 @@ fn gates<B: Backend>(burn: &Burn<B>) {
                         "{element} {shape:?} {at}: {actual}, not {exact}"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// Whatever learns, the layer after the gate gives the bits of the two operations, which have their own tests.
+fn gates_before_a_layer<B: Backend>(burn: &Burn<B>) {
+    let shapes = match B::SIZE {
+        Size::Large => vec![[2, 7, 33, 17], [2, 500, 2752, 1024]],
+        _ => vec![[2, 7, 33, 17]],
+    };
+    let device = burn.device().clone().autodiff();
+    for [batch, len, hidden, d_out] in shapes {
+        for element in supported(burn) {
+            let mut rng = Rng::new(hidden as u64);
+            let mut next = |count| random(count, 1.0, element, &mut rng);
+            let [gate, up] = [(); 2].map(|()| next(batch * len * hidden));
+            let slope = next(batch * len * d_out);
+            let (weight, bias) = (next(hidden * d_out), next(d_out));
+            for learns in 0..8 {
+                let [of_gate, of_up, of_weight] = [0, 1, 2].map(|bit| learns >> bit & 1 == 1);
+                let run = |together: bool| {
+                    let wide = |all: &[f64], learns| {
+                        let x: Tensor<3> = load(all, [batch, len, hidden], element, &device);
+                        x.set_require_grad(learns)
+                    };
+                    let (gate, up) = (wide(&gate, of_gate), wide(&up, of_up));
+                    let mut layer: Linear = LinearConfig::new(hidden, d_out).init(&device);
+                    let matrix: Tensor<2> = load(&weight, [hidden, d_out], F32, &device);
+                    let row: Tensor<1> = load(&bias, [d_out], F32, &device);
+                    layer.weight = Param::from_tensor(matrix.set_require_grad(of_weight));
+                    layer.bias = Some(Param::from_tensor(row));
+                    let out = match together {
+                        true => swiglu_linear(gate.clone(), up.clone(), &layer),
+                        false => linear(&layer, swiglu(gate.clone(), up.clone())),
+                    };
+                    let slope: Tensor<3> = load(&slope, [batch, len, d_out], element, &device);
+                    let mut all = vec![Some(values(out.clone().inner()))];
+                    if learns > 0 {
+                        let grads = (out * slope).sum().backward();
+                        all.extend([&gate, &up].map(|x| x.grad(&grads).map(values)));
+                        all.push(layer.weight.grad(&grads).map(values));
+                    }
+                    all
+                };
+                let (together, apart) = (run(true), run(false));
+                assert!(together == apart, "{element} {hidden}, {learns:03b} learn");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
 
 use super::tensors::{bool_dtype, cast, greatest_divisor, to_f32};
+use crate::types::OptionalFloat;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
@@ -125,12 +126,13 @@ pub fn swiglu<B: Backend>(gate: FloatTensor<B>, up: FloatTensor<B>) -> FloatTens
     cast::<B>(B::float_mul(silu, up), dtype)
 }
 
-/// Gradients of the gate and of `up`, from that of [`swiglu`].
-pub fn swiglu_gradients<B: Backend>(
+/// See [`TrainingOps::training_swiglu_backward`](crate::ops::TrainingOps::training_swiglu_backward).
+pub fn swiglu_backward<B: Backend>(
     gate: FloatTensor<B>,
     up: FloatTensor<B>,
     gradient: FloatTensor<B>,
-) -> [FloatTensor<B>; 2] {
+    again: bool,
+) -> (FloatTensor<B>, FloatTensor<B>, OptionalFloat<B>) {
     let dtype = gate.dtype().into();
     let [gate, up, gradient] = [gate, up, gradient].map(to_f32::<B>);
     let sigmoid = B::sigmoid(gate.clone());
@@ -138,9 +140,12 @@ pub fn swiglu_gradients<B: Backend>(
     // sigmoid + silu (1 - sigmoid)
     let rest = B::float_sub(silu.clone(), B::float_mul(silu.clone(), sigmoid.clone()));
     let slope = B::float_add(sigmoid, rest);
-    let of_gate = B::float_mul(B::float_mul(gradient.clone(), up), slope);
-    let of_up = B::float_mul(gradient, silu);
-    [of_gate, of_up].map(|gradient| cast::<B>(gradient, dtype))
+    let of_gate = B::float_mul(B::float_mul(gradient.clone(), up.clone()), slope);
+    let of_up = B::float_mul(gradient, silu.clone());
+    let narrow = |x| cast::<B>(x, dtype);
+    let result = again.then(|| narrow(B::float_mul(silu, up)));
+    let result = OptionalFloat::from_option(result);
+    (narrow(of_gate), narrow(of_up), result)
 }
 
 /// See [`TrainingOps::training_scores`](crate::ops::TrainingOps::training_scores).

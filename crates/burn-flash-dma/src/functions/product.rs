@@ -59,14 +59,18 @@ pub fn try_linear<const D: usize>(
             Tensor::zeros(shape, (&x.device(), x.dtype()))
         }
     };
-    Ok(match &layer.bias {
+    Ok(with_bias(y, layer))
+}
+
+pub(super) fn with_bias<const D: usize>(y: Tensor<D>, layer: &Linear) -> Tensor<D> {
+    match &layer.bias {
         // Burn cannot reshape an empty bias.
         Some(bias) if y.dims()[D - 1] > 0 => {
             let bias = bias.val().cast(y.dtype());
             y + bias.unsqueeze()
         }
         _ => y,
-    })
+    }
 }
 
 twin! {
@@ -94,7 +98,10 @@ pub fn try_product<const D: usize>(
 }
 
 /// Refuses a weight that does not fit the features of `x`, or is on another device.
-fn check_weight<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>) -> Result<(), AttentionError> {
+pub(super) fn check_weight<const D: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+) -> Result<(), AttentionError> {
     let (dims, [_, d_out]) = (x.dims(), weight.dims());
     check_shape(TensorName::Weight, &weight.dims(), &[dims[D - 1], d_out])?;
     same_device(&x.device(), TensorName::Weight, weight.device())

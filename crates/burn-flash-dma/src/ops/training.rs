@@ -1,15 +1,16 @@
 //! Operations of a training step other than attention.
 
+use super::ProductOps;
 use crate::fallback::tensors::to_f32;
 use crate::fallback::{training as fallback, update};
-use crate::types::FloatList;
 use crate::types::PackedRows;
+use crate::types::{FloatList, OptionalFloat};
 #[cfg(feature = "fusion")]
 use crate::types::{OptionalFloatMetadata, PackedRowsMetadata};
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::backend::{TensorMetadata, backend_extension};
 use burn::tensor::{FloatDType, Shape};
 use flash_dma_problem::AdamWStep;
 
@@ -24,7 +25,7 @@ use flash_dma_problem::AdamWStep;
     Autodiff: cfg(feature = "autodiff"),
     Fusion: cfg(feature = "fusion"),
 )]
-pub trait TrainingOps: Backend {
+pub trait TrainingOps: ProductOps {
     /// The rows `tokens` `[tokens]` of `weight` `[vocabulary, width]` in `dtype`. Under autodiff the gradient of a row
     /// is summed in f32 and rounded to the type of `weight` once.
     #[fusion(default)]
@@ -74,14 +75,33 @@ pub trait TrainingOps: Backend {
         fallback::swiglu::<Self>(gate, up)
     }
 
-    /// Gradients of the gate and of `up`, from that of [`training_swiglu`](Self::training_swiglu).
-    #[fusion(meta = |gate, up, _gradient| (gate.clone(), up.clone()))]
+    /// Gradients of the gate and of `up`, from that of [`training_swiglu`](Self::training_swiglu), and with `again` its
+    /// result once more.
+    #[fusion(meta = |gate, up, _gradient, again| {
+        let result = match again {
+            true => OptionalFloatMetadata::Some(gate.clone()),
+            false => OptionalFloatMetadata::None,
+        };
+        (gate.clone(), up.clone(), result)
+    })]
     fn training_swiglu_backward(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        fallback::swiglu_gradients::<Self>(gate, up, gradient).into()
+        again: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, OptionalFloat<Self>) {
+        fallback::swiglu_backward::<Self>(gate, up, gradient, again)
+    }
+
+    /// [`training_swiglu`](Self::training_swiglu) `·` `weight`, as [`linear_product`](ProductOps::linear_product). Autodiff
+    /// keeps neither factor: the backward pass computes the first one in the pass that computes its gradients.
+    #[fusion(default)]
+    fn training_swiglu_product(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::linear_product(Self::training_swiglu(gate, up), weight)
     }
 
     /// Slices of `x` along axis `dim`, of the sizes `sizes`, which add up to it. Under autodiff the gradients of the

@@ -25,7 +25,8 @@ pub(crate) fn swiglu_kernel<E: Float, N: Size>(
     }
 }
 
-/// Gradients of `gate` and `up` from that of `out`.
+/// Gradients of `gate` and `up` from that of `out`, and `out` itself if there is a buffer for it. CubeCL's disk cache would see
+/// neither that (`again`) nor that results are written over arguments (`in_place`).
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn swiglu_backward_kernel<E: Float, N: Size>(
     gate: &[Vector<E, N>],
@@ -33,7 +34,10 @@ pub(crate) fn swiglu_backward_kernel<E: Float, N: Size>(
     grad_out: &[Vector<E, N>],
     grad_gate: &mut [Vector<E, N>],
     grad_up: &mut [Vector<E, N>],
+    out: &mut ComptimeOption<Box<[Vector<E, N>]>>,
     items: usize,
+    #[comptime] _again: bool,
+    #[comptime] _in_place: bool,
     #[define(E)] _element: ElemType,
 ) {
     let at = ABSOLUTE_POS;
@@ -46,5 +50,9 @@ pub(crate) fn swiglu_backward_kernel<E: Float, N: Size>(
         let slope = sigmoid + silu * (Vector::new(1.0f32) - sigmoid);
         grad_gate[at] = Vector::cast_from(gradient * up * slope);
         grad_up[at] = Vector::cast_from(gradient * silu);
+        #[comptime]
+        if let ComptimeOption::Some(out) = out {
+            out[at] = Vector::cast_from(silu * up);
+        }
     }
 }

@@ -59,7 +59,26 @@ pub fn swiglu(
     Ok(())
 }
 
-/// The gradients of [`swiglu`], `grads` of gate and up, from that of its result; all as there.
+/// Where the gradients of [`swiglu`] go.
+#[derive(Clone, Copy, Debug)]
+pub enum SwigluGradients<'a> {
+    /// Over the gate and `up`; with `again` the result is computed once more, over its gradient.
+    InPlace {
+        /// Computes the result.
+        again: bool,
+    },
+    /// To other buffers, of the same shape and type.
+    New {
+        /// For the gradient of the gate.
+        gate: &'a TensorBinding,
+        /// For the gradient of `up`.
+        up: &'a TensorBinding,
+        /// For the result, which is not computed without.
+        out: Option<&'a TensorBinding>,
+    },
+}
+
+/// The gradients of [`swiglu`] from that of its result; all as there.
 ///
 /// # Errors
 ///
@@ -70,22 +89,33 @@ pub fn swiglu_backward(
     gate: &TensorBinding,
     up: &TensorBinding,
     grad_out: &TensorBinding,
-    [grad_gate, grad_up]: [&TensorBinding; 2],
+    grads: SwigluGradients<'_>,
 ) -> Result<(), AttentionError> {
     check_type(client, element)?;
-    let tensors = [gate, up, grad_out, grad_gate, grad_up];
-    let names = [
-        TensorName::Gate,
-        TensorName::Up,
-        TensorName::GradOut,
-        TensorName::GradGate,
-        TensorName::GradUp,
+    let mut tensors = vec![
+        (TensorName::Gate, gate),
+        (TensorName::Up, up),
+        (TensorName::GradOut, grad_out),
     ];
-    check(element, names.into_iter().zip(tensors))?;
+    if let SwigluGradients::New { gate, up, out } = grads {
+        tensors.extend([(TensorName::GradGate, gate), (TensorName::GradUp, up)]);
+        tensors.extend(out.map(|out| (TensorName::Out, out)));
+    }
+    check(element, tensors.iter().copied())?;
     let _range = range!("swiglu_backward");
+    let tensors: Vec<_> = tensors.into_iter().map(|(_, tensor)| tensor).collect();
     let Some(pass) = Pass::new(client, element, &tensors) else {
         return Ok(());
     };
+    let argument = |tensor: &TensorBinding| tensor.clone().into_buffer_arg();
+    let over = |at| BufferArg::alias(at, gate.shape.iter().product());
+    let (grad_gate, grad_up, out, in_place) = match grads {
+        SwigluGradients::InPlace { again } => (over(0), over(1), again.then(|| over(2)), true),
+        SwigluGradients::New { gate, up, out } => {
+            (argument(gate), argument(up), out.map(argument), false)
+        }
+    };
+    let again = out.is_some();
     let (cubes, dim) = pass.cubes(client);
     // SAFETY: every buffer was checked to hold the elements, and units past the last do nothing.
     unsafe {
@@ -95,12 +125,15 @@ pub fn swiglu_backward(
             dim,
             pass.address,
             pass.vector,
-            gate.clone().into_buffer_arg(),
-            up.clone().into_buffer_arg(),
-            grad_out.clone().into_buffer_arg(),
-            grad_gate.clone().into_buffer_arg(),
-            grad_up.clone().into_buffer_arg(),
+            argument(gate),
+            argument(up),
+            argument(grad_out),
+            grad_gate,
+            grad_up,
+            out.into(),
             pass.items,
+            again,
+            in_place,
             elem_type(element),
         );
     }

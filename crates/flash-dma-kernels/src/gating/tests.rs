@@ -1,6 +1,6 @@
 //! SwiGLU against f64, at lengths that vectors divide and that they do not.
 
-use super::{swiglu, swiglu_backward};
+use super::{SwigluGradients, swiglu, swiglu_backward};
 use crate::testing::{Placement, client, read_f64, upload};
 use flash_dma_problem::ElementType;
 use flash_dma_reference::Rng;
@@ -29,9 +29,19 @@ fn both_directions_are_those_of_f64() {
             let (out, grads) = (out(), [out(), out()]);
             let [x, y, d] = [&gate, &up, &grad].map(|values| tensor(values));
             swiglu(&client, element, &x, &y, &out).unwrap();
-            swiglu_backward(&client, element, &x, &y, &d, grads.each_ref()).unwrap();
+            let again = tensor(&vec![9.0; gate.len()]);
+            for out in [Some(&again), None] {
+                let [gate, up] = &grads;
+                let grads = SwigluGradients::New { gate, up, out };
+                swiglu_backward(&client, element, &x, &y, &d, grads).unwrap();
+            }
             let [of_gate, of_up] = grads.map(|grad| read_f64(&client, grad, element));
-            let out = read_f64(&client, out, element);
+            let [out, again] = [out, again].map(|out| read_f64(&client, out, element));
+            assert_eq!(again, out);
+            let grads = SwigluGradients::InPlace { again: true };
+            swiglu_backward(&client, element, &x, &y, &d, grads).unwrap();
+            let over = [x, y, d].map(|tensor| read_f64(&client, tensor, element));
+            assert_eq!(over, [of_gate.clone(), of_up.clone(), again]);
             for at in 0..gate.len() {
                 let (x, y, d) = (gate[at], up[at], grad[at]);
                 let sigmoid = 1.0 / (1.0 + (-x).exp());

@@ -5,7 +5,7 @@ use burn::config::Config;
 use burn::module::{Initializer, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::{AttentionError, try_linear, try_swiglu};
+use burn_flash_dma::{AttentionError, try_linear, try_swiglu_linear};
 
 /// Configuration of a [`FeedForward`].
 #[derive(Config, Debug)]
@@ -64,7 +64,7 @@ impl FeedForward {
     pub fn try_forward(&self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
         let gate = try_linear(&self.gate, x.clone())?;
         let up = try_linear(&self.up, x.clone())?;
-        let out = try_linear(&self.down, try_swiglu(gate, up)?)?;
+        let out = try_swiglu_linear(gate, up, &self.down)?;
         Ok(match &self.experts {
             None => out,
             Some(experts) => out + experts.try_forward(x)?,

@@ -5,6 +5,7 @@ use super::recomputed;
 use crate::fallback::training::{self as fallback, Normaliser};
 use crate::ops::training::TrainingOps;
 use crate::types::PackedRows;
+use crate::validate::checked_element;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind, unary};
@@ -12,6 +13,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
+use flash_dma_problem::ElementType;
 
 impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_lookup(
@@ -60,6 +62,27 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
     fn training_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
         let forward = |[gate, up]: [_; 2]| B::training_swiglu(gate, up);
         recomputed::record(SwiGlu, [gate, up], forward, |keep| keep())
+    }
+
+    fn training_swiglu_product(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let inputs = [gate, up, weight];
+        let forward = |inputs: [FloatTensor<Self>; 3]| {
+            let [gate, up, weight] = inputs.map(|tensor| tensor.into_primitive());
+            B::training_swiglu_product(gate, up, weight)
+        };
+        let nodes = inputs.each_ref().map(|tensor| tensor.node());
+        match SwiGluProduct.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(forward(inputs)),
+            OpsKind::Tracked(mut prep) => {
+                let element = checked_element(inputs[2].dtype());
+                let kept = inputs.each_ref().map(|tensor| prep.checkpoint(tensor));
+                prep.finish((kept, element), forward(inputs))
+            }
+        }
     }
 
     fn training_split(
@@ -157,11 +180,49 @@ impl<B: TrainingOps> Backward<B, 2> for SwiGlu {
         let gradient = grads.consume::<B>(&ops.node);
         let [gate, up] =
             (ops.state).map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let (of_gate, of_up) = B::training_swiglu_backward(gate, up, gradient);
+        let (of_gate, of_up, _) = B::training_swiglu_backward(gate, up, gradient, false);
         for (parent, gradient) in ops.parents.into_iter().zip([of_gate, of_up]) {
             if let Some(parent) = parent {
                 grads.register::<B>(parent.id, gradient);
             }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SwiGluProduct;
+
+impl<B: TrainingOps> Backward<B, 3> for SwiGluProduct {
+    /// The gate, the factor that it gates and the weight; and the weight's type.
+    type State = ([NodeId; 3], ElementType);
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = grads.consume::<B>(&ops.node);
+        let (nodes, element) = ops.state;
+        let [gate, up, weight] =
+            nodes.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let [of_gate, of_up, of_weight] = ops.parents;
+        let hidden = if of_gate.is_some() || of_up.is_some() {
+            let of_hidden = B::linear_product_input_gradient(gradient.clone(), weight);
+            let (gate, up, hidden) =
+                B::training_swiglu_backward(gate, up, of_hidden, of_weight.is_some());
+            for (parent, gradient) in [(of_gate, gate), (of_up, up)] {
+                if let Some(parent) = parent {
+                    grads.register::<B>(parent.id, gradient);
+                }
+            }
+            hidden.into_option()
+        } else {
+            Some(B::training_swiglu(gate, up))
+        };
+        if let (Some(parent), Some(hidden)) = (of_weight, hidden) {
+            let gradient = B::linear_product_weight_gradient(hidden, gradient, element);
+            grads.register::<B>(parent.id, gradient);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::product::multiply;
 use super::tensors::{addressable, empty, run, run_checked, run_over};
 use crate::fallback::{training, update as fallback};
 use crate::ops::training::TrainingOps;
-use crate::types::{FloatList, PackedRows};
+use crate::types::{FloatList, OptionalFloat, PackedRows};
 use crate::validate::element_of;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -15,7 +15,9 @@ use cubecl::prelude::TensorBinding;
 use cubecl::zspace::metadata::Metadata;
 use flash_dma_kernels::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
 use flash_dma_kernels::{NormParameters, norm_forward};
-use flash_dma_kernels::{ParameterUpdate, adamw, add_squares, scale, swiglu, swiglu_backward};
+use flash_dma_kernels::{
+    ParameterUpdate, SwigluGradients, adamw, add_squares, scale, swiglu, swiglu_backward,
+};
 use flash_dma_problem::{AdamWStep, AttentionError, ElementType, NormProblem};
 
 const SWIGLU: &str = "SwiGLU";
@@ -83,20 +85,40 @@ impl TrainingOps for CubeBackend {
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        again: bool,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, OptionalFloat<Self>) {
         let Some(element) = element_of_all([&gate, &up, &gradient]) else {
-            return training::swiglu_gradients::<Self>(gate, up, gradient).into();
+            return training::swiglu_backward::<Self>(gate, up, gradient, again);
         };
         let [gate, up, gradient] = [gate, up, gradient].map(into_contiguous);
-        let grads = [like(&gate), like(&up)];
         let [x, y, d] = [&gate, &up, &gradient].map(binding);
-        let of = grads.each_ref().map(binding);
-        let result = swiglu_backward(&gate.client, element, &x, &y, &d, of.each_ref());
+        // Tensors that nothing else reads are written over: the largest ones of a step, at its peak.
+        let in_place = [&gate, &up, &gradient]
+            .into_iter()
+            .all(|tensor| tensor.can_mut());
+        let [of_gate, of_up, out] = [&gate, &up, &gradient].map(|old| match in_place {
+            true => old.clone(),
+            false => like(old),
+        });
+        let new = [&of_gate, &of_up, &out].map(binding);
+        let grads = match in_place {
+            true => SwigluGradients::InPlace { again },
+            false => SwigluGradients::New {
+                gate: &new[0],
+                up: &new[1],
+                out: again.then_some(&new[2]),
+            },
+        };
+        let result = swiglu_backward(&gate.client, element, &x, &y, &d, grads);
         if let Err(AttentionError::Unsupported { .. }) = result {
-            return training::swiglu_gradients::<Self>(gate, up, gradient).into();
+            return training::swiglu_backward::<Self>(gate, up, gradient, again);
         }
-        run_checked(SWIGLU_BACKWARD, &grads, result);
-        grads.into()
+        run_checked(SWIGLU_BACKWARD, [&of_gate, &of_up], result);
+        (
+            of_gate,
+            of_up,
+            OptionalFloat::from_option(again.then_some(out)),
+        )
     }
 
     fn training_scores(

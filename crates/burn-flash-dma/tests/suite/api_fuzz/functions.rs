@@ -449,7 +449,14 @@ pub fn gates_and_scores(draw: &mut Draw) {
     let width = draw.pick(&[0, 1, 8, 16]);
     if draw.one_in(2) {
         let [gate, up] = ["gate", "up"].map(|name| draw.tensor(name, [batch, len, width]));
-        return finish!(draw, try_swiglu(gate, up));
+        if draw.one_in(2) {
+            return finish!(draw, try_swiglu(gate, up));
+        }
+        let d_in = draw.pick(&[width.max(1), 8]);
+        let config = LinearConfig::new(d_in, 8).with_bias(draw.one_in(2));
+        let layer = config.init(&draw.device);
+        draw.note(("layer", d_in));
+        return finish!(draw, try_swiglu_linear(gate, up, &layer));
     }
     let tokens = draw.tensor("tokens", [batch, len, width]);
     let heads = draw.pick(&[0, 1, 2]);

@@ -3,8 +3,8 @@
 use crate::codegen::cases::{Case, case};
 use crate::codegen::tensors::tensor;
 use crate::{AdamWStep, ElementType, ParameterUpdate, SQUARE_SUMS};
+use crate::{SwigluGradients, swiglu, swiglu_backward};
 use crate::{adamw, add_squares, linear_scores, linear_scores_gradient, scale};
-use crate::{swiglu, swiglu_backward};
 use cubecl::client::Client;
 
 const LEN: usize = 32 << 10;
@@ -53,8 +53,23 @@ fn elements(client: &Client, len: usize, element: ElementType) {
     let sums = tensor(client, [SQUARE_SUMS], 4);
     add_squares(client, element, &[x(), x()], &sums).expect("a valid call");
     swiglu(client, element, &x(), &x(), &x()).expect("a valid call");
-    let grads = [x(), x()];
-    swiglu_backward(client, element, &x(), &x(), &x(), grads.each_ref()).expect("a valid call");
+    let grads = [(); 3].map(|()| x());
+    let [gate, up, out] = &grads;
+    for grads in [
+        SwigluGradients::InPlace { again: true },
+        SwigluGradients::New {
+            gate,
+            up,
+            out: None,
+        },
+        SwigluGradients::New {
+            gate,
+            up,
+            out: Some(out),
+        },
+    ] {
+        swiglu_backward(client, element, &x(), &x(), &x(), grads).expect("a valid call");
+    }
 }
 
 fn scores(client: &Client, len: usize, element: ElementType) {
