@@ -38,8 +38,8 @@ pub struct Options {
     /// Keep only the inputs of the model's blocks, and recompute the rest.
     #[arg(long)]
     checkpoint: bool,
-    /// Steps before the timed ones, the first of which is reported separately.
-    #[arg(long, default_value_t = 4)]
+    /// Steps before the timed ones, the first of which is reported separately. In the first few the host waits more often.
+    #[arg(long, default_value_t = 8)]
     warm_up: usize,
 }
 

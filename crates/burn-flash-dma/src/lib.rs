@@ -81,8 +81,9 @@
 //!
 //! If a device runs out of memory or refuses a kernel, reading a result gives an error that names the operation (the
 //! text of [`AttentionError::DeviceFailed`]); without fusion the call panics with that text. Nothing half-written is
-//! ever returned, and a smaller problem runs in the same process. A failed step over a [`cache`] names its kernel
-//! instead, and leaves a cache that must be reset or dropped: some of its tokens may be missing.
+//! ever returned, and a smaller problem runs in the same process. After the first 32 calls of an operation with results of
+//! the same shapes the host no longer waits to learn this, and reading gives CubeCL's error alone. So does a failed step
+//! over a [`cache`], which leaves a cache that must be reset or dropped: some of its tokens may be missing.
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -34,14 +34,16 @@ fn failure(call: impl FnOnce() -> Tensor<4>) -> String {
 fn memory_that_runs_out<B: Backend>(burn: &Burn<B>) {
     let device = burn.device();
     let row = || Tensor::<4>::ones([1, 1, 1, 256], (device, DType::F32));
-    let text = failure(|| {
-        let q = row().expand([1, 1 << 10, 1 << 30, 256]);
-        attention(q, row(), row(), AttentionOptions::new())
-    });
-    assert!(
-        text.contains("attention's forward pass failed on the device"),
-        "{text}"
-    );
+    // Calls of one kind are checked at first alone. After that the read still fails, with the reason.
+    for call in 0..40 {
+        let text = failure(|| {
+            let q = row().expand([1, 1 << 10, 1 << 30, 256]);
+            attention(q, row(), row(), AttentionOptions::new())
+        });
+        let named = text.contains("attention's forward pass failed on the device");
+        assert!(named || call >= 32, "{call}: {text}");
+        assert!(text.contains("can't allocate buffer"), "{call}: {text}");
+    }
     let small = Case {
         batch: 1,
         ..Case::new(5, 7).heads(1, 1)

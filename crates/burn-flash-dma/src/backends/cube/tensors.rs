@@ -7,9 +7,26 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::{AttentionError, EngineChoice};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// Calls of an operation with results of the same shapes and types that are checked, on each thread. A check makes the host
+/// wait for the device's queue, which takes half of the time of a small model's step; what does not compile, or has no
+/// memory, does so in the first steps.
+const CHECKED_CALLS: u32 = 32;
+
+/// Kinds of calls to count. With more of them, as of texts of ever new lengths, counting begins again.
+const COUNTED_KINDS: usize = 1 << 16;
+
+thread_local! {
+    /// Calls so far, by a hash of the operation and its results.
+    static CALLS: RefCell<HashMap<u64, u32>> = RefCell::default();
+}
 
 /// Reports a failure of the device, the only one possible after the validation on `Tensor`, under the operation's
-/// name. Known once the kernels are queued: exhausted memory, and kernels that did not compile or were refused.
+/// name. Known once the kernels are queued: exhausted memory, and kernels that did not compile or were refused. After the
+/// first [`CHECKED_CALLS`] it is [`run`].
 ///
 /// # Panics
 ///
@@ -19,11 +36,30 @@ pub(crate) fn run_checked<'a>(
     results: impl IntoIterator<Item = &'a CubeTensor>,
     result: Result<(), AttentionError>,
 ) {
-    let mut results = results.into_iter().peekable();
-    let first = results.peek().expect("an operation has a result");
-    let client = first.client.clone();
-    let handles = results.map(|tensor| &tensor.handle);
-    run(result.and_then(|()| flash_dma_kernels::check(&client, operation, handles)));
+    let results: Vec<&CubeTensor> = results.into_iter().collect();
+    if result.is_err() || !is_checked(operation, &results) {
+        return run(result);
+    }
+    let client = &results[0].client;
+    let handles = results.iter().map(|tensor| &tensor.handle);
+    run(flash_dma_kernels::check(client, operation, handles));
+}
+
+/// Counts the call.
+fn is_checked(operation: &'static str, results: &[&CubeTensor]) -> bool {
+    let mut kind = DefaultHasher::new();
+    (operation, &results[0].device).hash(&mut kind);
+    for tensor in results {
+        (tensor.meta.shape(), tensor.dtype).hash(&mut kind);
+    }
+    CALLS.with_borrow_mut(|calls| {
+        if calls.len() == COUNTED_KINDS {
+            calls.clear();
+        }
+        let count = calls.entry(kind.finish()).or_default();
+        *count += 1;
+        *count <= CHECKED_CALLS
+    })
 }
 
 /// [`run_checked`] without the check, for the kernels of a decoded token: waits for nothing, not even for them to be
