@@ -400,7 +400,7 @@ impl<A: Results, B: Results> Results for (A, B) {
     }
 }
 
-impl<const N: usize> Results for [Tensor<4>; N] {
+impl<const N: usize, const D: usize> Results for [Tensor<D>; N] {
     fn sums(self) -> Vec<Tensor<1>> {
         self.into_iter().flat_map(Results::sums).collect()
     }

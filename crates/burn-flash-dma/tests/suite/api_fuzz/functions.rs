@@ -471,6 +471,9 @@ pub fn norms(draw: &mut Draw) {
         let width = draw.pick(&[0, 1, 8, 24, 8193]);
         let x = draw.tensor("x", [batch.min(1), q_len.min(2), width]);
         let gamma = draw.tensor("gamma", [width]);
+        if draw.one_in(2) {
+            return finish!(draw, try_rms_norm_branch(x, gamma, epsilon));
+        }
         return finish!(draw, try_rms_norm(x, gamma, epsilon));
     }
     let x = draw.tensor("x", [batch, q_len, q_heads, dim]);
