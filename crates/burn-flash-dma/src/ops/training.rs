@@ -3,8 +3,7 @@
 use super::ProductOps;
 use crate::fallback::tensors::to_f32;
 use crate::fallback::{training as fallback, update};
-use crate::types::PackedRows;
-use crate::types::{FloatList, OptionalFloat};
+use crate::types::{FloatList, OptionalFloat, PackedRows};
 #[cfg(feature = "fusion")]
 use crate::types::{OptionalFloatMetadata, PackedRowsMetadata};
 #[cfg(feature = "fusion")]
