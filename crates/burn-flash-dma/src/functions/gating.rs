@@ -93,7 +93,7 @@ twin! {
 ///
 /// # Errors
 ///
-/// Those of [`try_swiglu`] and [`try_linear`].
+/// See [`try_swiglu`] and [`try_linear`].
 pub fn try_swiglu_linear<const D: usize>(
     gate: Tensor<D>,
     up: Tensor<D>,

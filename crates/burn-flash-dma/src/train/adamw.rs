@@ -15,7 +15,7 @@ use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::AdamWStep;
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::{mem, vec};
+use std::vec;
 
 /// Configuration of [`AdamW`]. The defaults are those of Burn's `AdamWConfig`.
 #[derive(Config, Debug, Copy)]
@@ -68,14 +68,14 @@ impl Optimizer for AdamW {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let updated = Pass::next(|| self.update(lr, tensor, grad, state));
+        let Updated { tensors, time } = Pass::next(|| self.update(lr, tensor, grad, state));
+        let [parameter, moment_1, moment_2] = tensors.map(Tensor::from_dispatch);
         let momentum = AdaptiveMomentumState {
-            time: updated.time,
-            moment_1: Tensor::from_dispatch(updated.moment_1),
-            moment_2: Tensor::from_dispatch(updated.moment_2),
+            time,
+            moment_1,
+            moment_2,
             max_moment_2: None,
         };
-        let parameter = Tensor::from_dispatch(updated.parameter);
         (parameter, Some(AdamWState { momentum }))
     }
 
@@ -109,12 +109,9 @@ impl AdamW {
                 (1, [zeros(), zeros()])
             }
         };
-        let [moment_1, moment_2] = moments.map(Tensor::into_dispatch);
+        let [moment_1, moment_2] = moments;
         Update {
-            parameter: parameter.into_dispatch(),
-            gradient: gradient.into_dispatch(),
-            moment_1,
-            moment_2,
+            tensors: [parameter, gradient, moment_1, moment_2].map(Tensor::into_dispatch),
             step: AdamWStep {
                 rate,
                 beta_1,
@@ -176,20 +173,17 @@ pub fn optimize<M: Module>(
     (module, norm)
 }
 
-/// What a step of AdamW is computed from.
+/// Operands of a step of AdamW.
 struct Update {
-    parameter: FloatTensor<Dispatch>,
-    gradient: FloatTensor<Dispatch>,
-    moment_1: FloatTensor<Dispatch>,
-    moment_2: FloatTensor<Dispatch>,
+    /// The parameter, its gradient and its moments.
+    tensors: [FloatTensor<Dispatch>; 4],
     step: AdamWStep,
 }
 
-/// What a step of AdamW computes.
+/// Results of a step of AdamW.
 struct Updated {
-    parameter: FloatTensor<Dispatch>,
-    moment_1: FloatTensor<Dispatch>,
-    moment_2: FloatTensor<Dispatch>,
+    /// The parameter and its moments.
+    tensors: [FloatTensor<Dispatch>; 3],
     time: usize,
 }
 
@@ -200,11 +194,8 @@ fn update_all(updates: Vec<Update>, factor: &Tensor<1>) -> Vec<Updated> {
     // Those of one step and one type go together.
     while let Some((_, first)) = rest.first() {
         let of = |update: &Update| {
-            (
-                update.step,
-                update.parameter.dtype(),
-                update.gradient.dtype(),
-            )
+            let [parameter, gradient, ..] = &update.tensors;
+            (update.step, parameter.dtype(), gradient.dtype())
         };
         let key = of(first);
         let (group, others): (Vec<_>, Vec<_>) =
@@ -215,15 +206,7 @@ fn update_all(updates: Vec<Update>, factor: &Tensor<1>) -> Vec<Updated> {
         let mut lists = [(); 4].map(|()| FloatList(Vec::with_capacity(group.len())));
         for (place, update) in group {
             places.push(place);
-            let Update {
-                parameter,
-                gradient,
-                moment_1,
-                moment_2,
-                ..
-            } = update;
-            for (list, tensor) in (lists.iter_mut()).zip([parameter, gradient, moment_1, moment_2])
-            {
+            for (list, tensor) in lists.iter_mut().zip(update.tensors) {
                 list.0.push(tensor);
             }
         }
@@ -235,9 +218,7 @@ fn update_all(updates: Vec<Update>, factor: &Tensor<1>) -> Vec<Updated> {
         let results = parameters.0.into_iter().zip(moments);
         for (place, (parameter, (moment_1, moment_2))) in places.into_iter().zip(results) {
             all[place] = Some(Updated {
-                parameter,
-                moment_1,
-                moment_2,
+                tensors: [parameter, moment_1, moment_2],
                 time: step.time,
             });
         }
@@ -247,11 +228,11 @@ fn update_all(updates: Vec<Update>, factor: &Tensor<1>) -> Vec<Updated> {
         .collect()
 }
 
-/// What calls of [`AdamW`] do during [`optimize`].
+/// A pass of [`optimize`] over a module, and its calls of [`AdamW`].
 enum Pass {
-    /// They leave here what they were given, and return the gradient in place of every result.
+    /// Calls leave their operands here, and return the gradient in place of every result.
     Gather(Vec<Update>),
-    /// They return these, in the order of the first pass.
+    /// Calls return these, in the order of the first pass.
     Bring(vec::IntoIter<Updated>),
 }
 
@@ -270,10 +251,9 @@ impl Pass {
             }
         }
         PASS.set(Some(self));
-        let end = End;
+        let _end = End;
         let result = steps();
         let pass = PASS.take().expect("only the end of a pass takes it");
-        mem::drop(end);
         (result, pass)
     }
 
@@ -283,11 +263,9 @@ impl Pass {
             Some(Self::Bring(updated)) => updated.next().expect("one for each that was gathered"),
             Some(Self::Gather(gathered)) => {
                 let update = update();
-                let stand_in = || update.gradient.clone();
+                let [_, gradient, ..] = &update.tensors;
                 let updated = Updated {
-                    parameter: stand_in(),
-                    moment_1: stand_in(),
-                    moment_2: stand_in(),
+                    tensors: [(); 3].map(|()| gradient.clone()),
                     time: update.step.time,
                 };
                 gathered.push(update);
@@ -295,7 +273,8 @@ impl Pass {
             }
             None => {
                 let update = update();
-                let device = Tensor::<1>::from_dispatch(update.gradient.clone()).device();
+                let [_, gradient, ..] = &update.tensors;
+                let device = Tensor::<1>::from_dispatch(gradient.clone()).device();
                 let one = Tensor::ones([1], (&device, DType::F32));
                 let updated = update_all(vec![update], &one).pop();
                 updated.expect("one for each that is given")

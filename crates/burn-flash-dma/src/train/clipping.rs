@@ -41,7 +41,7 @@ pub fn clip_gradients<M: Module>(
 pub(super) struct Norm {
     /// `[1]` in f32.
     pub norm: Tensor<1>,
-    /// What the gradients have to be scaled by, `[1]` in f32.
+    /// The factor that scales the gradients to a norm that is allowed, `[1]` in f32.
     pub factor: Tensor<1>,
     /// The parameters that have a gradient.
     pub ids: HashSet<ParamId>,

@@ -10,6 +10,16 @@ use burn::backend::{
 #[derive(Clone, Debug)]
 pub struct FloatList<B: Backend>(pub Vec<FloatTensor<B>>);
 
+impl<B: Backend> FloatList<B> {
+    /// The tensors after `f`, perhaps of another backend.
+    pub(crate) fn map<T: Backend>(
+        self,
+        f: impl FnMut(FloatTensor<B>) -> FloatTensor<T>,
+    ) -> FloatList<T> {
+        FloatList(self.0.into_iter().map(f).collect())
+    }
+}
+
 impl<B: Backend> ExtensionType<B> for FloatList<B> {
     type Target = FloatList<Dispatch>;
 
@@ -17,19 +27,17 @@ impl<B: Backend> ExtensionType<B> for FloatList<B> {
     where
         F: Fn(BackendTensor<B>) -> DispatchTensorKind,
     {
-        let wrap = |tensor| DispatchTensor {
+        self.map(|tensor| DispatchTensor {
             kind: map_kind(BackendTensor::Float(tensor)),
             autodiff,
-        };
-        FloatList(self.0.into_iter().map(wrap).collect())
+        })
     }
 
     fn map_from_dispatch<F>(target: Self::Target, unwrap_kind: F) -> Self
     where
         F: Fn(DispatchTensor) -> BackendTensor<B>,
     {
-        let unwrap = |tensor| unwrap_kind(tensor).float();
-        Self(target.0.into_iter().map(unwrap).collect())
+        target.map(|tensor| unwrap_kind(tensor).float())
     }
 
     fn routing_tensor(target: &Self::Target) -> Option<&DispatchTensor> {

@@ -215,15 +215,19 @@ pub(crate) fn check_grid(
     bindings: u32,
     cubes: [usize; 3],
 ) -> Result<(), AttentionError> {
-    let properties = client.properties();
-    // One more than the kernel's own: shapes and strides take a buffer on some runtimes.
-    let limit = properties.hardware.max_bindings;
-    if bindings + 1 > limit {
+    let most = most_buffers(client);
+    if bindings as usize > most {
+        let (needed, limit) = (bindings + 1, most + 1);
         return Err(AttentionError::Unsupported {
-            what: format!("{} buffers a kernel: its limit is {limit}", bindings + 1),
+            what: format!("{needed} buffers a kernel: its limit is {limit}"),
         });
     }
     flash_dma_problem::check_grid(cubes, limits(client))
+}
+
+/// The most buffers of a kernel's own: shapes and strides take one more on some runtimes.
+pub(crate) fn most_buffers(client: &Client) -> usize {
+    client.properties().hardware.max_bindings.saturating_sub(1) as usize
 }
 
 /// The most cubes of a launch along each axis.

@@ -5,7 +5,9 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
-use crate::host::check::{Layout, address_type, check_grid, check_tensor, check_type, elem_type};
+use crate::host::check::{
+    Layout, address_type, check_grid, check_tensor, check_type, elem_type, most_buffers,
+};
 use crate::host::flat::{Pass, vectors};
 use crate::host::range::range;
 use crate::host::scratch::one_unit_each;
@@ -19,7 +21,7 @@ use kernel::{
 
 /// Units of a cube of [`add_squares`], except where units are threads of a processor.
 const UNITS: usize = 256;
-/// The most parameters of a launch of [`adamw`], of four buffers each.
+/// The most parameters of a launch of [`adamw`], of up to five buffers each.
 const UPDATES: usize = 16;
 /// The most tensors of a launch of [`add_squares`].
 const SQUARED: usize = 32;
@@ -167,9 +169,7 @@ fn address_of(tensors: &[&TensorBinding], element: ElementType, units: usize) ->
 
 /// The parameters that a launch has buffers for, of `each` apiece and `others` together.
 fn most(client: &Client, each: usize, others: usize) -> usize {
-    // One more for shapes and strides, as `check_grid` counts.
-    let buffers = client.properties().hardware.max_bindings as usize;
-    (buffers.saturating_sub(others + 1) / each).max(1)
+    (most_buffers(client).saturating_sub(others) / each).max(1)
 }
 
 /// Groups of at most `most` of one kind, in order, without those that have no vectors; with each the number of these.

@@ -114,11 +114,8 @@ impl TrainingOps for CubeBackend {
             return training::swiglu_backward::<Self>(gate, up, gradient, again);
         }
         run_checked(SWIGLU_BACKWARD, [&of_gate, &of_up], result);
-        (
-            of_gate,
-            of_up,
-            OptionalFloat::from_option(again.then_some(out)),
-        )
+        let out = OptionalFloat::from_option(again.then_some(out));
+        (of_gate, of_up, out)
     }
 
     fn training_scores(
@@ -184,7 +181,7 @@ impl TrainingOps for CubeBackend {
         let Some(element) = element_of_all(&xs.0) else {
             return fallback::add_squares::<Self>(sums, xs);
         };
-        let xs = FloatList(xs.0.into_iter().map(into_contiguous).collect());
+        let xs = xs.map(into_contiguous);
         let sums = to_write_over(sums);
         let bindings: Vec<_> = xs.0.iter().map(binding).collect();
         match add_squares(&sums.client, element, &bindings, &binding(&sums)) {
@@ -219,24 +216,17 @@ impl TrainingOps for CubeBackend {
             return fallback::adamw::<Self>(lists, factor, step).into();
         };
         let [parameters, gradients, moments_1, moments_2] = lists;
-        let [parameters, gradients] = [parameters, gradients]
-            .map(|list| FloatList(list.0.into_iter().map(into_contiguous).collect()));
-        let [moments_1, moments_2] = [moments_1, moments_2]
-            .map(|list| FloatList(list.0.into_iter().map(to_write_over).collect()));
+        let [parameters, gradients] = [parameters, gradients].map(|list| list.map(into_contiguous));
+        let [moments_1, moments_2] = [moments_1, moments_2].map(|list| list.map(to_write_over));
         // A parameter that nothing else reads is written over.
-        let in_place: Vec<_> = parameters.0.iter().map(CubeTensor::can_mut).collect();
-        let new = parameters.0.iter().zip(&in_place);
-        let new = new.map(|(old, in_place): (&CubeTensor, _)| match in_place {
-            true => old.clone(),
-            false => like(old),
-        });
-        let new = FloatList(new.collect());
+        let new_if_read = |old: &CubeTensor| (!old.can_mut()).then(|| like(old));
+        let new: Vec<_> = parameters.0.iter().map(new_if_read).collect();
         let update = |at: usize| ParameterUpdate {
             parameter: binding(&parameters.0[at]),
             gradient: binding(&gradients.0[at]),
             moment_1: binding(&moments_1.0[at]),
             moment_2: binding(&moments_2.0[at]),
-            new: (!in_place[at]).then(|| binding(&new.0[at])),
+            new: new[at].as_ref().map(binding),
         };
         let updates: Vec<_> = (0..parameters.0.len()).map(update).collect();
         let factor = into_contiguous(factor);
@@ -245,6 +235,8 @@ impl TrainingOps for CubeBackend {
             let lists = [parameters, gradients, moments_1, moments_2];
             return fallback::adamw::<Self>(lists, factor, step).into();
         }
+        let results = new.into_iter().zip(parameters.0);
+        let new = FloatList(results.map(|(new, old)| new.unwrap_or(old)).collect());
         run_checked(ADAMW, &new.0, result);
         (new, moments_1, moments_2)
     }
