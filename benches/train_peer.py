@@ -22,7 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-VOCABULARY = 256
 BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -178,7 +177,7 @@ class Model(nn.Module):
 
     def __init__(self, args):
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, args.d_model)
+        self.embedding = nn.Embedding(args.vocabulary, args.d_model)
         nn.init.normal_(self.embedding.weight, std=0.5 / math.sqrt(args.d_model))
         self.blocks = nn.ModuleList(Block(args, window) for window in windows(args))
         self.norm = RmsNorm(args.d_model)
@@ -233,7 +232,7 @@ class Training:
         if args.what == "layer":
             return self.x, self.slope
         shape = (args.batch, args.seq + 1)
-        tokens = torch.randint(0, VOCABULARY, shape, device=args.device)
+        tokens = torch.randint(0, args.vocabulary, shape, device=args.device)
         return tokens[:, :-1], tokens[:, 1:]
 
     def loss(self):
@@ -322,6 +321,7 @@ def parser_of(description, **numbers):
 def parse():
     parser = parser_of(__doc__, seq=32768, warm_up=4)
     parser.add_argument("--what", choices=["model", "layer"], default="model")
+    parser.add_argument("--vocabulary", type=int, default=256)
     parser.add_argument("--checkpoint", action="store_true", help="compute each block twice")
     parser.add_argument("--compile", action="store_true", help="torch.compile, else eager")
     args = parser.parse_args()

@@ -35,6 +35,9 @@ pub struct Options {
     /// Tokens of a sequence.
     #[arg(long, default_value_t = 32768)]
     seq: usize,
+    /// Tokens of the vocabulary.
+    #[arg(long, default_value_t = 256)]
+    vocabulary: usize,
     /// Keep only the inputs of the model's blocks, and recompute the rest.
     #[arg(long)]
     checkpoint: bool,

@@ -36,8 +36,9 @@ impl ModelTask {
             true => Activations::Recomputed,
             false => Activations::Kept,
         };
+        let config = model.decoder(options.seq).with_activations(activations);
         Self {
-            config: model.decoder(options.seq).with_activations(activations),
+            config: config.with_vocabulary(options.vocabulary),
             rng: Rng::new(7),
             shape: [model.batch, options.seq],
             device: device.clone(),
@@ -53,11 +54,12 @@ impl Task for ModelTask {
     }
 
     fn forward<'a>(&mut self, model: &'a Decoder) -> (Tensor<1>, Backward<'a>) {
-        // Random bytes: the next one is unpredictable.
+        // Random: the next one is unpredictable.
+        let vocabulary = self.config.vocabulary as u128;
         let mut tokens = || -> Tensor<2, Int> {
-            let bytes =
-                (0..self.shape.iter().product()).map(|_| (self.rng.next_u64() >> 56) as i32);
-            Tensor::from_data(TensorData::new(bytes.collect(), self.shape), &self.device)
+            let any = |_| ((u128::from(self.rng.next_u64()) * vocabulary) >> 64) as i32;
+            let tokens = (0..self.shape.iter().product()).map(any);
+            Tensor::from_data(TensorData::new(tokens.collect(), self.shape), &self.device)
         };
         let loss = model.try_loss_and_backward(tokens(), tokens(), None);
         loss.expect("windows fit the model")

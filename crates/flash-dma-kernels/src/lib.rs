@@ -18,6 +18,7 @@ mod host;
 #[cfg(feature = "internals")]
 pub mod internals;
 mod linear_scores;
+mod losses;
 mod math;
 mod matrix;
 mod norm;
@@ -51,6 +52,7 @@ pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;
 pub use host::pass::Plan;
 pub use linear_scores::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
+pub use losses::{LossRows, losses, losses_gradient};
 pub use norm::{NormGradients, NormParameters, norm_backward, norm_forward};
 pub use pattern::mask::args::{MaskBits, MaskedGradients, MaskedInputs};
 pub use pattern::mask::plan::{plan, plan_ranges};

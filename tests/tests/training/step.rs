@@ -15,6 +15,7 @@ every_burn!(
     gates_before_a_layer,
     scores_of_tokens,
     rows_of_tables,
+    losses_without_all_logits,
     heads_side_by_side,
 );
 
@@ -138,6 +139,94 @@ fn gates_before_a_layer<B: Backend>(burn: &Burn<B>) {
                 let (together, apart) = (run(true), run(false));
                 assert!(together == apart, "{element} {hidden}, {learns:03b} learn");
             }
+        }
+    }
+}
+
+/// Sums of losses, and their gradients, in parts that the tokens fill and that they do not.
+fn losses_without_all_logits<B: Backend>(burn: &Burn<B>) {
+    let sizes = match B::SIZE {
+        Size::Large => vec![
+            [7, 16, 10, 3],
+            [300, 256, 1000, 128],
+            [1000, 1024, 4096, 512],
+        ],
+        _ => vec![[70, 16, 10, 32], [33, 8, 5, 32], [4, 8, 5, 32]],
+    };
+    let device = burn.device().clone().autodiff();
+    for [tokens, width, classes, rows] in sizes {
+        for element in supported(burn) {
+            let mut rng = Rng::new(tokens as u64);
+            let x = random(tokens * width, 1.0, element, &mut rng);
+            // Logits of the order of 1.
+            let scale = (width as f64).sqrt().recip();
+            let weight = random(width * classes, scale, F32, &mut rng);
+            let weights = random(tokens, 1.0, F32, &mut rng);
+            let targets: Vec<_> = (0..tokens).map(|at| (at * 7 + 3) % classes).collect();
+            let features: Tensor<2> = load(&x, [tokens, width], element, &device);
+            let matrix: Tensor<2> = load(&weight, [width, classes], F32, &device);
+            let (features, matrix) = (features.require_grad(), matrix.require_grad());
+            let of_tokens: Tensor<1> = load(&weights, [tokens], F32, &device);
+            let numbers: Vec<_> = targets.iter().map(|&class| class as i32).collect();
+            let classes_of = Tensor::<1, Int>::from_data(TensorData::from(&numbers[..]), &device);
+            let sum = Dispatch::training_linear_losses(
+                features.clone().into_dispatch(),
+                matrix.clone().into_dispatch(),
+                classes_of.into_dispatch(),
+                of_tokens.into_dispatch(),
+                rows,
+            );
+            let sum = Tensor::<1>::from_dispatch(sum);
+            let factor = 0.3;
+            let grads = (sum.clone() * factor).backward();
+
+            let mut exact = [0.0; 2];
+            let mut of_x = vec![[0.0; 2]; tokens * width];
+            let mut of_weight = vec![[0.0; 2]; width * classes];
+            let rounded: Vec<_> = weight.iter().map(|&w| round(w, element)).collect();
+            for token in 0..tokens {
+                let row = &x[token * width..][..width];
+                let logit = |class: usize| {
+                    let terms = row.iter().zip(rounded[class..].iter().step_by(classes));
+                    round(terms.map(|(x, w)| x * w).sum(), element)
+                };
+                let logits: Vec<_> = (0..classes).map(logit).collect();
+                let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+                add(
+                    &mut exact,
+                    weights[token] * (total.ln() - logits[targets[token]]),
+                );
+                for (class, logit) in logits.iter().enumerate() {
+                    let hit = f64::from(u8::from(class == targets[token]));
+                    let d = factor * weights[token] * (logit.exp() / total - hit);
+                    for feature in 0..width {
+                        let at = feature * classes + class;
+                        add(&mut of_x[token * width + feature], d * rounded[at]);
+                        add(&mut of_weight[at], d * row[feature]);
+                    }
+                }
+            }
+            // Logits and their gradients are rounded to the type, a product of f32 perhaps to TF32.
+            let rounding = match element {
+                F32 => 4e-3,
+                _ => 8.0 * grain(element),
+            };
+            let what = format!("{element} {tokens} {classes}");
+            let near = |actual: &[f64], exact: &[[f64; 2]]| {
+                assert_eq!(actual.len(), exact.len(), "{what}");
+                for (actual, [exact, size]) in actual.iter().zip(exact) {
+                    let error = (actual - exact).abs();
+                    assert!(
+                        error <= rounding * size + 1e-6,
+                        "{what}: {actual}, not {exact}"
+                    );
+                }
+            };
+            near(&values(sum.inner()), &[exact]);
+            near(&grad(&features, &grads), &of_x);
+            near(&grad(&matrix, &grads), &of_weight);
+            assert_eq!(features.grad(&grads).unwrap().dtype(), dtype(element));
+            assert_eq!(matrix.grad(&grads).unwrap().dtype(), DType::F32);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
 
 use super::tensors::{bool_dtype, cast, greatest_divisor, to_f32};
+use crate::ops::TrainingOps;
 use crate::types::OptionalFloat;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
+use flash_dma_problem::ElementType;
 
 /// The largest vocabulary whose gradient is made by products with one-hot rows; larger ones add at indices.
 pub(crate) const ONE_HOT_VOCABULARY: usize = 1024;
@@ -189,22 +191,11 @@ pub fn split<B: Backend>(x: FloatTensor<B>, dim: usize, sizes: &[usize]) -> Vec<
     sizes.iter().map(part).collect()
 }
 
-/// Parts of the softmax `exp((logit - greatest) - log_sum)` of each row. Their sum, a single number, would be rounded
-/// to the last bit of the greatest logit, and the probabilities with it.
-#[derive(Clone, Debug)]
-pub struct Normaliser<B: Backend> {
-    /// Greatest logit, `[rows, 1]`, f32.
-    pub greatest: FloatTensor<B>,
-    /// Logarithm of the sum of `exp(logit - greatest)`, `[rows, 1]`, f32.
-    pub log_sum: FloatTensor<B>,
-}
-
-/// See [`TrainingOps::training_losses`](crate::ops::TrainingOps::training_losses): the losses `[rows]`, f32, and the
-/// normaliser that the gradient needs.
+/// See [`TrainingOps::training_losses_normalised`](crate::ops::TrainingOps::training_losses_normalised).
 pub fn losses<B: Backend>(
     logits: FloatTensor<B>,
     targets: IntTensor<B>,
-) -> (FloatTensor<B>, Normaliser<B>) {
+) -> (FloatTensor<B>, FloatTensor<B>) {
     let [rows, _] = logits.shape().dims();
     let logits = cast::<B>(logits, FloatDType::F32);
     let greatest = B::float_max_dim(logits.clone(), 1);
@@ -217,20 +208,26 @@ pub fn losses<B: Backend>(
     let log_sum = B::float_log(B::float_sum_dim(exponentials, 1));
     let losses = B::float_add(B::float_sub(greatest.clone(), hit), log_sum.clone());
     let losses = B::float_reshape(losses, Shape::new([rows]));
-    (losses, Normaliser { greatest, log_sum })
+    (losses, B::float_cat(vec![greatest, log_sum], 1))
 }
 
-/// Gradient of the logits, in their type, from that of the losses, `[rows]`.
+/// See [`TrainingOps::training_losses_gradient`](crate::ops::TrainingOps::training_losses_gradient).
 pub fn losses_gradient<B: Backend>(
     logits: FloatTensor<B>,
     targets: IntTensor<B>,
-    normaliser: Normaliser<B>,
+    normaliser: FloatTensor<B>,
     gradient: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, classes] = logits.shape().dims();
     let dtype = logits.dtype().into();
-    let shifted = B::float_sub(cast::<B>(logits, FloatDType::F32), normaliser.greatest);
-    let probabilities = B::float_exp(B::float_sub(shifted, normaliser.log_sum));
+    let part = |at| {
+        B::float_slice(
+            normaliser.clone(),
+            &[Slice::full(), Slice::from(at..at + 1)],
+        )
+    };
+    let shifted = B::float_sub(cast::<B>(logits, FloatDType::F32), part(0));
+    let probabilities = B::float_exp(B::float_sub(shifted, part(1)));
     let targets = B::int_reshape(targets, Shape::new([rows, 1, 1]));
     let hit = one_hot::<B>(targets, classes, FloatDType::F32);
     let hit = B::float_reshape(hit, Shape::new([rows, classes]));
@@ -239,6 +236,68 @@ pub fn losses_gradient<B: Backend>(
         B::float_mul(B::float_sub(probabilities, hit), gradient),
         dtype,
     )
+}
+
+/// Operands of [`TrainingOps::training_linear_losses`](crate::ops::TrainingOps::training_linear_losses).
+pub struct LinearLosses<B: Backend> {
+    /// Features of the tokens, `[tokens, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width, classes]`.
+    pub weight: FloatTensor<B>,
+    /// Classes of the tokens, `[tokens]`.
+    pub targets: IntTensor<B>,
+    /// Weights of the tokens' losses, `[tokens]` in f32.
+    pub weights: FloatTensor<B>,
+}
+
+impl<B: TrainingOps> LinearLosses<B> {
+    /// The sum, and its gradients of `x` and of the weight (in f32), those that `wanted` says. There is a token.
+    pub fn sum(
+        self,
+        rows: usize,
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, [Option<FloatTensor<B>>; 2]) {
+        let [tokens, _] = self.x.shape().dims();
+        // Rounded once, not for the products of each part.
+        let weight = cast::<B>(self.weight, self.x.dtype().into());
+        let add = |sum: &mut Option<FloatTensor<B>>, more| {
+            *sum = Some(match sum.take() {
+                Some(sum) => B::float_add(sum, more),
+                None => more,
+            });
+        };
+        let (mut total, mut of_x, mut of_weight) = (None, Vec::new(), None);
+        for start in (0..tokens).step_by(rows) {
+            let range = [Slice::from(start..tokens.min(start + rows))];
+            let x = B::float_slice(self.x.clone(), &range);
+            let targets = B::int_slice(self.targets.clone(), &range);
+            let weights = B::float_slice(self.weights.clone(), &range);
+            let logits = B::linear_product(x.clone(), weight.clone());
+            let (losses, normaliser) =
+                B::training_losses_normalised(logits.clone(), targets.clone());
+            add(
+                &mut total,
+                B::float_sum(B::float_mul(losses, weights.clone())),
+            );
+            if wanted == [false; 2] {
+                continue;
+            }
+            let of_logits = B::training_losses_gradient(logits, targets, normaliser, weights);
+            if wanted[0] {
+                let of_logits = of_logits.clone();
+                of_x.push(B::linear_product_input_gradient(of_logits, weight.clone()));
+            }
+            if wanted[1] {
+                let element = ElementType::F32;
+                add(
+                    &mut of_weight,
+                    B::linear_product_weight_gradient(x, of_logits, element),
+                );
+            }
+        }
+        let of_x = wanted[0].then(|| B::float_cat(of_x, 0));
+        (total.expect("there is a token"), [of_x, of_weight])
+    }
 }
 
 #[cfg(test)]

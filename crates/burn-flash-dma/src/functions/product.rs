@@ -89,12 +89,20 @@ pub fn try_product<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
 ) -> Result<Tensor<D>, AttentionError> {
-    check_weight(&x, &weight)?;
-    let element = element_type(TensorName::Tokens, &x)?;
-    element_type(TensorName::Weight, &weight)?;
-    computes_in(&x.device(), x.dtype(), element)?;
+    check_product(&x, &weight)?;
     let out = Dispatch::linear_product(x.into_dispatch(), weight.into_dispatch());
     Ok(Tensor::from_dispatch(out))
+}
+
+/// Refuses operands of [`try_product`] that do not fit.
+pub(crate) fn check_product<const D: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+) -> Result<(), AttentionError> {
+    check_weight(x, weight)?;
+    let element = element_type(TensorName::Tokens, x)?;
+    element_type(TensorName::Weight, weight)?;
+    computes_in(&x.device(), x.dtype(), element)
 }
 
 /// Refuses a weight that does not fit the features of `x`, or is on another device.

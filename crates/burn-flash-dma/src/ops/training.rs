@@ -15,7 +15,7 @@ use flash_dma_problem::AdamWStep;
 
 /// Operations with gradients of their own, or whose results autodiff does not keep.
 ///
-/// The default bodies are plain Burn operations, fused where Burn fuses. CubeCL's runtimes have kernels for SwiGLU,
+/// The default bodies are plain Burn operations, fused where Burn fuses. CubeCL's runtimes have kernels for cross-entropy, SwiGLU,
 /// linear scores, joined heads and the optimiser's update, and take their own product for the gradient of an embedding; no
 /// backend needs others.
 #[backend_extension(
@@ -53,8 +53,55 @@ pub trait TrainingOps: ProductOps {
     /// Cross-entropy of each row, `[rows]` in f32, of `logits` `[rows, classes]` and the classes `targets` `[rows]`.
     #[fusion(default)]
     fn training_losses(logits: FloatTensor<Self>, targets: IntTensor<Self>) -> FloatTensor<Self> {
-        let (losses, _) = fallback::losses::<Self>(logits, targets);
+        let (losses, _) = Self::training_losses_normalised(logits, targets);
         losses
+    }
+
+    /// [`training_losses`](Self::training_losses), and what the gradient needs: parts of the softmax
+    /// `exp((logit - greatest) - log_sum)` of each row, `[rows, 2]` in f32. Their sum, a single number, would be rounded to the
+    /// last bit of the greatest logit, and the probabilities with it.
+    #[fusion(meta = |logits, _targets| {
+        let rows = logits.shape[0];
+        let tensor = |shape| TensorSpec { shape, dtype: burn::tensor::DType::F32 };
+        (tensor(Shape::new([rows])), tensor(Shape::new([rows, 2])))
+    })]
+    fn training_losses_normalised(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        fallback::losses::<Self>(logits, targets)
+    }
+
+    /// Gradient of the logits, in their type, from that of the losses, `[rows]` in f32.
+    #[fusion(dtype = logits, shape = logits)]
+    fn training_losses_gradient(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        normaliser: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        fallback::losses_gradient::<Self>(logits, targets, normaliser, gradient)
+    }
+
+    /// Sum of the cross-entropies of tokens, each times its weight, `[1]` in f32: of features `x` `[tokens, width]`, `weight`
+    /// `[width, classes]`, the classes `targets` and the weights `weights`, `[tokens]` in f32. The logits `x · weight` are those
+    /// of `rows` tokens at a time, a multiple of 32. Autodiff computes the gradients of `x` and `weight` on the way and keeps
+    /// them in place of logits; the weights are constants.
+    #[fusion(default)]
+    fn training_linear_losses(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        rows: usize,
+    ) -> FloatTensor<Self> {
+        let operands = fallback::LinearLosses::<Self> {
+            x,
+            weight,
+            targets,
+            weights,
+        };
+        operands.sum(rows, [false; 2]).0
     }
 
     /// A zero, `[1]` in f32, whose backward pass gives `output` the gradient `gradient`, and `gradient` none.

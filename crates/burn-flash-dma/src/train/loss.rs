@@ -1,9 +1,10 @@
 //! Cross-entropy.
 
 use crate::fallback::tensors::greatest_divisor;
+use crate::functions::product::check_product;
 use crate::ops::TrainingOps;
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 /// Mean cross-entropy, `[1]` in f32 and nats, of `logits` `[tokens, classes]` of any float type and the classes
 /// `targets` `[tokens]`. Without tokens it is 0, with zero gradients, where a mean would be NaN.
@@ -44,4 +45,75 @@ pub fn token_losses(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     assert_eq!(tokens, targets_len, "the number of targets");
     let losses = Dispatch::training_losses(logits.into_dispatch(), targets.into_dispatch());
     Tensor::from_dispatch(losses)
+}
+
+/// Numbers of the logits that [`linear_cross_entropy`] makes at a time: 512 MiB in 16 bits.
+const LOGITS: usize = 1 << 28;
+
+/// Tokens whose logits are made at a time are a multiple of a tile of the products, or of 32 where there are very many
+/// classes: parts of all tensors then begin where the widest vectors do.
+const TILES: [usize; 2] = [128, 32];
+
+/// Sum of the cross-entropies of tokens, each times its weight, `[1]` in f32 and nats, without the logits of all tokens: those
+/// of 32 768 tokens and a vocabulary of as many take 2 GB in 16 bits, and as much again for their gradient.
+///
+/// | tensor | shape | type |
+/// |---|---|---|
+/// | `x` | `[tokens, width]` | f32, f16 or bf16 |
+/// | `weight` | `[width, classes]`: an unembedding, or a transposed embedding | f32, f16 or bf16 |
+/// | `targets` | `[tokens]` | integers |
+/// | `weights` | `[tokens]` | f32 |
+///
+/// Logits are in the type of `x`, as those of [`product`](crate::product()). The gradients of `x` and `weight` are computed in the
+/// forward pass and kept until the backward pass, which scales them; the weights have none. So give weights of the order of 1,
+/// and divide the sum for a mean: f16 does not hold the gradients of logits for weights of a thousandth.
+///
+/// ```
+/// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
+/// # use burn::tensor::{Device, Distribution, Int, Tensor};
+/// use burn_flash_dma::{product, train};
+///
+/// # let device = Device::flex().autodiff();
+/// # let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device);
+/// let (x, weight) = (random([20, 16]), random([16, 50]));
+/// let targets = Tensor::<1, Int>::arange(0..20, &device);
+/// let sum = train::linear_cross_entropy(x.clone(), weight.clone(), targets.clone(), Tensor::ones([20], &device));
+/// let mean = train::cross_entropy(product(x, weight), targets);
+/// assert!((sum / 20.0 - mean).abs().into_scalar::<f32>() < 1e-5);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// With the text of an [`AttentionError`](crate::AttentionError) if the shapes, element types or devices of `x` and `weight` do not
+/// fit; if there are not as many targets and weights as tokens, or no class.
+#[must_use]
+pub fn linear_cross_entropy(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    targets: Tensor<1, Int>,
+    weights: Tensor<1>,
+) -> Tensor<1> {
+    if let Err(error) = check_product(&x, &weight) {
+        panic!("{error}");
+    }
+    let ([tokens, _], [_, classes]) = (x.dims(), weight.dims());
+    assert_eq!(targets.dims(), [tokens], "the number of targets");
+    assert_eq!(weights.dims(), [tokens], "the number of weights");
+    assert!(classes > 0, "there is no class");
+    if tokens == 0 {
+        return Tensor::zeros([1], (&x.device(), DType::F32));
+    }
+    let most = LOGITS / classes;
+    let tile = TILES.into_iter().find(|&tile| tile <= most);
+    let tile = tile.unwrap_or(TILES[1]);
+    let rows = (most / tile).max(1) * tile;
+    let sum = Dispatch::training_linear_losses(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        targets.into_dispatch(),
+        weights.cast(DType::F32).into_dispatch(),
+        rows,
+    );
+    Tensor::from_dispatch(sum)
 }

@@ -7,6 +7,7 @@
 //! | [`clip_gradients`] | Burn's clipping by norm | Burn's clips each parameter by its own norm |
 //! | [`embed`] | `Embedding::forward` | in 16 bits its gradient rounds after every token, and one thread a column adds them |
 //! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and only the logits are kept |
+//! | [`linear_cross_entropy`] | an unembedding and `CrossEntropyLoss` | the logits of a large vocabulary are never whole |
 //! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
 //! | `SelectionMetric` (feature `train`) | | selections, and gradients of scores |
 //!
@@ -55,6 +56,6 @@ pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections};
 pub use clipping::clip_gradients;
 pub use embedding::embed;
-pub use loss::{cross_entropy, sum_losses, token_losses};
+pub use loss::{cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};

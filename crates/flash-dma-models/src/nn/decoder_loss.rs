@@ -3,7 +3,7 @@
 use super::decoder::{Activations, Decoder};
 use super::expect;
 use super::input::TokenInput;
-use super::loss::{check_targets, losses, mean};
+use super::loss::{Targets, check_targets};
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use burn_flash_dma::AttentionError;
@@ -32,16 +32,14 @@ impl Decoder {
         let input = input.into();
         check_targets(&input, &targets)?;
         let (stack, lengths) = (self.stack(), input.sequences.lengths.clone());
-        let loss = |logits| {
-            let losses = losses(logits, targets);
-            let losses = match weights {
-                Some(weights) => losses * weights,
-                None => losses,
-            };
-            mean(losses, lengths)
+        let of = Targets {
+            targets,
+            weights,
+            lengths,
         };
         if self.config.activations == Activations::Kept {
-            let loss = loss(stack.logits(input, |_, _, _| Ok(()))?);
+            let x = stack.features(input, |_, _, _| Ok(()))?;
+            let loss = stack.mean_loss(x, of)?;
             let kept = loss.clone();
             let backward = move || GradientsParams::from_grads(kept.backward(), self);
             return Ok((loss, Box::new(backward)));
@@ -53,7 +51,7 @@ impl Decoder {
             let block = stack.computing(block);
             expect(block.try_forward_selecting(x, &sequences, selections))
         });
-        let loss = loss(stack.unembed(blocks.output())?);
+        let loss = stack.mean_loss(blocks.output(), of)?;
         let kept = loss.clone();
         Ok((loss, Box::new(move || blocks.backward(&kept, self))))
     }

@@ -26,6 +26,15 @@ impl Stack<'_> {
     pub fn logits(
         self,
         input: TokenInput,
+        see: impl FnMut(&DecoderBlock, &Tensor<3>, &Sequences) -> Result<(), AttentionError>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        self.unembed(self.features(input, see)?)
+    }
+
+    /// The output of the last block; `see` as in [`logits`](Self::logits).
+    pub fn features(
+        self,
+        input: TokenInput,
         mut see: impl FnMut(&DecoderBlock, &Tensor<3>, &Sequences) -> Result<(), AttentionError>,
     ) -> Result<Tensor<3>, AttentionError> {
         let TokenInput { tokens, sequences } = input;
@@ -35,7 +44,15 @@ impl Stack<'_> {
             see(&block, &x, &sequences)?;
             x = block.try_forward(x, &sequences)?;
         }
-        self.unembed(x)
+        Ok(x)
+    }
+
+    /// Classes of the logits.
+    pub fn vocabulary(self) -> usize {
+        match self.unembedding {
+            Some(layer) => layer.weight.dims()[1],
+            None => self.embedding.weight.dims()[0],
+        }
     }
 
     /// Vectors of tokens, in the type of the activations.
@@ -48,11 +65,16 @@ impl Stack<'_> {
 
     /// Logits from the output of the last block.
     pub fn unembed(self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
-        let x = normalised(&self.computing(self.norm), x)?;
+        let x = self.last_norm(x)?;
         match self.unembedding {
             Some(layer) => try_linear(layer, x),
             None => try_product(x, self.embedding.weight.val().transpose()),
         }
+    }
+
+    /// What the logits are a product of, from the output of the last block.
+    pub fn last_norm(self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
+        normalised(&self.computing(self.norm), x)
     }
 
     /// A part of the model that computes in the type of the activations: products round their weights, other parameters
@@ -99,11 +121,7 @@ impl Stack<'_> {
             x = self.computing(block).try_forward_cached(x, cache)?;
         }
         if rows == 0 {
-            let vocabulary = match self.unembedding {
-                Some(layer) => layer.weight.dims()[1],
-                None => self.embedding.weight.dims()[0],
-            };
-            let shape = [sequences, 0, vocabulary];
+            let shape = [sequences, 0, self.vocabulary()];
             return Ok(Tensor::zeros(shape, (&x.device(), DType::F32)));
         }
         let logits = self.unembed(x.narrow(1, len - rows, rows))?;

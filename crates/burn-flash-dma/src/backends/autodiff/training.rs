@@ -2,7 +2,7 @@
 
 use super::handed::record_parts;
 use super::recomputed;
-use crate::fallback::training::{self as fallback, Normaliser};
+use crate::fallback::training::{self as fallback, LinearLosses};
 use crate::ops::training::TrainingOps;
 use crate::types::PackedRows;
 use crate::validate::checked_element;
@@ -40,8 +40,33 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
             OpsKind::Tracked(mut prep) => {
                 let kept = prep.checkpoint(&logits);
                 let logits = logits.into_primitive();
-                let (losses, normaliser) = fallback::losses::<B>(logits, targets.clone());
+                let (losses, normaliser) = B::training_losses_normalised(logits, targets.clone());
                 prep.finish((kept, targets, normaliser), losses)
+            }
+        }
+    }
+
+    fn training_linear_losses(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: FloatTensor<Self>,
+        rows: usize,
+    ) -> FloatTensor<Self> {
+        let tracked = [x.is_tracked(), weight.is_tracked()];
+        let dtype = weight.dtype().into();
+        let node = LinearLossesNode.prepare::<C>([x.node(), weight.node()]);
+        let operands = LinearLosses::<B> {
+            x: x.into_primitive(),
+            weight: weight.into_primitive(),
+            targets,
+            weights: weights.into_primitive(),
+        };
+        match node.compute_bound().stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(operands.sum(rows, [false; 2]).0),
+            OpsKind::Tracked(prep) => {
+                let (sum, gradients) = operands.sum(rows, tracked);
+                prep.finish((gradients, dtype), sum)
             }
         }
     }
@@ -146,9 +171,9 @@ impl<B: TrainingOps> Backward<B, 1> for Lookup {
 #[derive(Debug)]
 struct Losses;
 
-impl<B: Backend> Backward<B, 1> for Losses {
+impl<B: TrainingOps> Backward<B, 1> for Losses {
     /// Logits, targets, and the normaliser of the logits.
-    type State = (NodeId, IntTensor<B>, Normaliser<B>);
+    type State = (NodeId, IntTensor<B>, FloatTensor<B>);
 
     fn backward(
         self,
@@ -159,8 +184,28 @@ impl<B: Backend> Backward<B, 1> for Losses {
         let (logits, targets, normaliser) = ops.state;
         let logits = checkpointer.retrieve_node_output::<FloatTensor<B>>(logits);
         unary::<B, _>(ops.parents, ops.node, grads, |gradient| {
-            fallback::losses_gradient::<B>(logits, targets, normaliser, gradient)
+            B::training_losses_gradient(logits, targets, normaliser, gradient)
         });
+    }
+}
+
+#[derive(Debug)]
+struct LinearLossesNode;
+
+impl<B: TrainingOps> Backward<B, 2> for LinearLossesNode {
+    /// Gradients of the features and of the weight, for a gradient of 1; and the weight's type.
+    type State = ([Option<FloatTensor<B>>; 2], FloatDType);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let factor = grads.consume::<B>(&ops.node);
+        let ([of_x, of_weight], dtype) = ops.state;
+        let scaled = |gradient| B::training_scale(gradient, factor.clone());
+        let of_weight = of_weight.map(|gradient| B::float_cast(scaled(gradient), dtype));
+        for (parent, gradient) in ops.parents.into_iter().zip([of_x.map(scaled), of_weight]) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(parent.id, gradient);
+            }
+        }
     }
 }
 

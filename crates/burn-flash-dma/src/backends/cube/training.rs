@@ -1,4 +1,4 @@
-//! The gradient of an embedding, SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
+//! The gradient of an embedding, cross-entropy, SwiGLU, linear scores and an optimiser's update on every CubeCL runtime.
 
 use super::product::multiply;
 use super::tensors::{addressable, empty, run, run_checked, run_over};
@@ -8,11 +8,12 @@ use crate::types::{FloatList, OptionalFloat, PackedRows};
 use crate::validate::element_of;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::tensor::{DType, Shape, Slice};
+use burn::tensor::{DType, IntDType, Shape, Slice};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::TensorBinding;
 use cubecl::zspace::metadata::Metadata;
+use flash_dma_kernels::{LossRows, losses, losses_gradient};
 use flash_dma_kernels::{MAX_SCORE_HEADS, linear_scores, linear_scores_gradient};
 use flash_dma_kernels::{NormParameters, norm_forward};
 use flash_dma_kernels::{
@@ -20,6 +21,8 @@ use flash_dma_kernels::{
 };
 use flash_dma_problem::{AdamWStep, AttentionError, ElementType, NormProblem};
 
+const LOSSES: &str = "cross-entropy";
+const LOSSES_BACKWARD: &str = "cross-entropy's backward pass";
 const SWIGLU: &str = "SwiGLU";
 const SWIGLU_BACKWARD: &str = "SwiGLU's backward pass";
 const SCORES: &str = "linear scores";
@@ -60,6 +63,66 @@ impl TrainingOps for CubeBackend {
         match join_heads(&parts) {
             Some(out) => out,
             None => Self::float_cat(parts, 2),
+        }
+    }
+
+    fn training_losses_normalised(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let Some(element) = element_of_all([&logits]) else {
+            return training::losses::<Self>(logits, targets);
+        };
+        let [rows, _] = logits.meta.shape().dims();
+        let (logits, targets) = (into_contiguous(logits), words(targets));
+        let out = empty(&logits, [rows], DType::F32);
+        let normaliser = empty(&logits, [rows, 2], DType::F32);
+        let [x, classes, parts] = [&logits, &targets, &normaliser].map(binding);
+        let tensors = LossRows {
+            element,
+            logits: &x,
+            targets: &classes,
+            normaliser: &parts,
+        };
+        match losses(&logits.client, &tensors, &binding(&out)) {
+            Err(AttentionError::Unsupported { .. }) => training::losses::<Self>(logits, targets),
+            result => {
+                run_over(rows, LOSSES, &out, result);
+                (out, normaliser)
+            }
+        }
+    }
+
+    fn training_losses_gradient(
+        logits: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        normaliser: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let Some(element) = element_of_all([&logits]) else {
+            return training::losses_gradient::<Self>(logits, targets, normaliser, gradient);
+        };
+        let targets = words(targets);
+        let [logits, normaliser, gradient] = [logits, normaliser, gradient].map(into_contiguous);
+        // Logits that nothing else reads are written over: with a large vocabulary, the largest tensor of a step.
+        let new = (!logits.can_mut()).then(|| like(&logits));
+        let [x, classes, parts, d] = [&logits, &targets, &normaliser, &gradient].map(binding);
+        let tensors = LossRows {
+            element,
+            logits: &x,
+            targets: &classes,
+            normaliser: &parts,
+        };
+        let to = new.as_ref().map(binding);
+        match losses_gradient(&logits.client, &tensors, &d, to.as_ref()) {
+            Err(AttentionError::Unsupported { .. }) => {
+                training::losses_gradient::<Self>(logits, targets, normaliser, gradient)
+            }
+            result => {
+                let out = new.unwrap_or(logits);
+                run_checked(LOSSES_BACKWARD, [&out], result);
+                out
+            }
         }
     }
 
@@ -299,13 +362,22 @@ fn element_of_all<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> Opti
     element_of(first).filter(|_| dtypes.all(|dtype| dtype == first))
 }
 
-/// The tensor, contiguous; a copy if something else reads it.
+/// The tensor, contiguous; a copy if something else reads it (Burn's has rows at multiples of the device's alignment).
 fn to_write_over(tensor: CubeTensor) -> CubeTensor {
     let tensor = into_contiguous(tensor);
     match tensor.can_mut() {
         true => tensor,
-        false => tensor.copy(),
+        false => into_contiguous(tensor.copy()),
     }
+}
+
+/// Integers as the kernels read them.
+fn words(tensor: IntTensor<CubeBackend>) -> CubeTensor {
+    let tensor = match tensor.dtype {
+        DType::I32 => tensor,
+        _ => CubeBackend::int_cast(tensor, IntDType::I32),
+    };
+    into_contiguous(tensor)
 }
 
 /// A new contiguous tensor of this shape and type.

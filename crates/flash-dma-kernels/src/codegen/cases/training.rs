@@ -2,9 +2,10 @@
 
 use crate::codegen::cases::{Case, case};
 use crate::codegen::tensors::tensor;
-use crate::{AdamWStep, ElementType, ParameterUpdate, SQUARE_SUMS};
+use crate::{AdamWStep, ElementType, LossRows, ParameterUpdate, SQUARE_SUMS};
 use crate::{SwigluGradients, swiglu, swiglu_backward};
 use crate::{adamw, add_squares, linear_scores, linear_scores_gradient, scale};
+use crate::{losses, losses_gradient};
 use cubecl::client::Client;
 
 const LEN: usize = 32 << 10;
@@ -24,6 +25,7 @@ pub(crate) fn all() -> Vec<Case> {
         cases.push(case(name.into(), move |client| {
             elements(client, len, element);
             scores(client, len, element);
+            cross_entropy(client, len, element);
         }));
     }
     cases
@@ -79,4 +81,19 @@ fn scores(client: &Client, len: usize, element: ElementType) {
     let out = tensor(client, [1, heads, len], 4);
     linear_scores(client, element, &x, &directions, &out).expect("a valid call");
     linear_scores_gradient(client, element, &x, &out, &directions).expect("a valid call");
+}
+
+fn cross_entropy(client: &Client, len: usize, element: ElementType) {
+    let logits = tensor(client, [len, WIDTH], element.size());
+    let of_rows = || tensor(client, [len], 4);
+    let rows = LossRows {
+        element,
+        logits: &logits,
+        targets: &of_rows(),
+        normaliser: &tensor(client, [len, 2], 4),
+    };
+    losses(client, &rows, &of_rows()).expect("a valid call");
+    for grad_logits in [None, Some(&logits)] {
+        losses_gradient(client, &rows, &of_rows(), grad_logits).expect("a valid call");
+    }
 }
