@@ -14,9 +14,9 @@ const PART_ROWS: usize = 8;
 
 /// The weights and the rotary table of rows.
 #[derive(Clone, Copy, Debug)]
-pub struct NormParameters<'a, E> {
-    /// `[width]`; given exactly if the problem has a norm.
-    pub gamma: Option<&'a [E]>,
+pub struct NormParameters<'a> {
+    /// `[width]`; given exactly if the problem has a norm. Whatever the problem says of its type, this is f32.
+    pub gamma: Option<&'a [f32]>,
     /// `[positions, width / 2, 2]`, any strides: cosine and sine of each pair of features; given exactly if the problem
     /// has rotary encoding.
     pub table: Option<View<'a, f32, 3>>,
@@ -27,8 +27,8 @@ pub struct NormParameters<'a, E> {
 pub struct NormGradients<'a, E> {
     /// `[batch, len, heads, width]`.
     pub x: &'a mut [E],
-    /// `[width]`; given exactly if the problem has a norm.
-    pub gamma: Option<&'a mut [E]>,
+    /// `[width]`; given exactly if the problem has a norm. Like gamma, f32.
+    pub gamma: Option<&'a mut [f32]>,
 }
 
 /// Normalises and rotates `x`, `[batch, len, heads, width]`, into `out`: `[batch, heads, len, width]` stored in the
@@ -40,17 +40,17 @@ pub struct NormGradients<'a, E> {
 pub fn norm_forward<E: Element>(
     problem: &NormProblem,
     x: View<'_, E, 4>,
-    parameters: NormParameters<'_, E>,
+    parameters: NormParameters<'_>,
     out: &mut [E],
 ) -> Result<(), AttentionError> {
     let shape = problem.x_shape();
-    check_parameters(problem, &parameters)?;
+    check_parameters::<E>(problem, &parameters)?;
     check::view(TensorName::Tokens, &x, &shape)?;
     check::buffer(TensorName::Out, out, &shape)?;
     if problem.is_empty() {
         return Ok(());
     }
-    let rows = Rows::new(problem, &parameters);
+    let rows = Rows::new(problem, parameters);
     out.par_chunks_mut(rows.part * problem.width)
         .enumerate()
         .for_each(|(part, out)| {
@@ -74,12 +74,12 @@ pub fn norm_forward<E: Element>(
 pub fn norm_backward<E: Element>(
     problem: &NormProblem,
     x: Option<View<'_, E, 4>>,
-    parameters: NormParameters<'_, E>,
+    parameters: NormParameters<'_>,
     grad_out: View<'_, E, 4>,
     grads: NormGradients<'_, E>,
 ) -> Result<(), AttentionError> {
     let (shape, width) = (problem.x_shape(), problem.width);
-    check_parameters(problem, &parameters)?;
+    check_parameters::<E>(problem, &parameters)?;
     let (tensor, norm) = (TensorName::Tokens, problem.epsilon.is_some());
     let error = AttentionError::NormOperand { tensor };
     given(x, norm, error, |x| check::view(tensor, &x, &shape))?;
@@ -92,7 +92,7 @@ pub fn norm_backward<E: Element>(
     })?;
     let mut parts = Vec::new();
     if !problem.is_empty() {
-        let rows = Rows::new(problem, &parameters);
+        let rows = Rows::new(problem, parameters);
         let part = |(part, grad): (usize, &mut [E])| {
             run(Backward {
                 rows: &rows,
@@ -106,16 +106,16 @@ pub fn norm_backward<E: Element>(
         parts = chunks.enumerate().map(part).collect();
     }
     if let Some(gamma) = grads.gamma {
-        let sum = |j: usize| parts.iter().map(|part| f64::from(part[j])).sum::<f64>();
-        let sums: Vec<f32> = (0..width).map(|j| sum(j) as f32).collect();
-        E::round(&sums, gamma);
+        for (j, gamma) in gamma.iter_mut().enumerate() {
+            *gamma = parts.iter().map(|part| f64::from(part[j])).sum::<f64>() as f32;
+        }
     }
     Ok(())
 }
 
 fn check_parameters<E: Element>(
     problem: &NormProblem,
-    parameters: &NormParameters<'_, E>,
+    parameters: &NormParameters<'_>,
 ) -> Result<(), AttentionError> {
     if problem.element != E::TYPE {
         let (tensor, expected) = (TensorName::Tokens, problem.element);
@@ -137,23 +137,15 @@ fn check_parameters<E: Element>(
 /// The data shared by all parts. The cut of the rows depends on their number alone.
 struct Rows<'a> {
     problem: &'a NormProblem,
-    /// f32.
-    gamma: Option<Vec<f32>>,
-    table: Option<View<'a, f32, 3>>,
+    parameters: NormParameters<'a>,
     part: usize,
 }
 
 impl<'a> Rows<'a> {
-    fn new<E: Element>(problem: &'a NormProblem, parameters: &NormParameters<'a, E>) -> Self {
-        let gamma = parameters.gamma.map(|gamma| {
-            let mut wide = vec![0.0; problem.width];
-            E::widen(gamma, &mut wide);
-            wide
-        });
+    fn new(problem: &'a NormProblem, parameters: NormParameters<'a>) -> Self {
         Self {
             problem,
-            gamma,
-            table: parameters.table,
+            parameters,
             part: problem.row_count().div_ceil(PARTS).max(PART_ROWS),
         }
     }
@@ -173,7 +165,7 @@ impl<'a> Rows<'a> {
     /// Turns each pair of features by the angle of a token's position, or back.
     #[inline(always)]
     fn rotate(&self, token: usize, back: bool, row: &mut [f32]) {
-        let (Some(table), Some(rotary)) = (&self.table, self.problem.rotary) else {
+        let (Some(table), Some(rotary)) = (&self.parameters.table, self.problem.rotary) else {
             return;
         };
         let first = (rotary.start + token) * table.strides[0];
@@ -218,7 +210,7 @@ impl<E: Element> Loop for Forward<'_, E> {
         for (row, out) in self.out.chunks_exact_mut(p.width).enumerate() {
             let [batch, token, head] = rows.place(self.first + row);
             E::widen(self.x.row(batch, token, head), wide);
-            if let (Some(gamma), Some(epsilon)) = (&rows.gamma, p.epsilon) {
+            if let (Some(gamma), Some(epsilon)) = (rows.parameters.gamma, p.epsilon) {
                 let r = rows.reciprocal::<FUSED>(wide, epsilon);
                 for (x, gamma) in wide.iter_mut().zip(gamma) {
                     *x = *x * r * gamma;
@@ -245,14 +237,16 @@ impl<E: Element> Loop for Backward<'_, E> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> Vec<f32> {
         let (rows, p) = (self.rows, self.rows.problem);
-        let mut sums = vec![0.0; rows.gamma.as_ref().map_or(0, Vec::len)];
+        let mut sums = vec![0.0; rows.parameters.gamma.map_or(0, <[f32]>::len)];
         let mut buffer = Buffer::default();
         let (wide, grads) = buffer.get(2 * p.width).split_at_mut(p.width);
         for (row, target) in self.grad.chunks_exact_mut(p.width).enumerate() {
             let [batch, token, head] = rows.place(self.first + row);
             E::widen(self.grad_out.row(batch, head, token), grads);
             rows.rotate(token, true, grads);
-            if let (Some(x), Some(gamma), Some(epsilon)) = (self.x, &rows.gamma, p.epsilon) {
+            if let (Some(x), Some(gamma), Some(epsilon)) =
+                (self.x, rows.parameters.gamma, p.epsilon)
+            {
                 E::widen(x.row(batch, token, head), wide);
                 let r = rows.reciprocal::<FUSED>(wide, epsilon);
                 for (((sum, x), g), gamma) in

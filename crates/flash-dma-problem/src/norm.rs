@@ -36,8 +36,11 @@ pub struct NormProblem {
     pub heads: usize,
     /// Features per row.
     pub width: usize,
-    /// Element type of all tensors except the angles, which are f32.
+    /// Element type of all tensors except gamma, its gradient and the angles, which are f32.
     pub element: ElementType,
+    /// Element type of gamma and of its gradient: [`element`](Self::element) unless
+    /// [`with_gamma`](Self::with_gamma) says otherwise.
+    pub gamma: ElementType,
     /// Epsilon of the norm, added to the mean square; `None` without a norm.
     pub epsilon: Option<f32>,
     /// Rotary encoding; `None` without.
@@ -72,6 +75,7 @@ impl NormProblem {
             heads: 1,
             width,
             element,
+            gamma: element,
             epsilon: Some(epsilon),
             rotary: None,
         }
@@ -102,10 +106,17 @@ impl NormProblem {
             heads,
             width,
             element,
+            gamma: element,
             epsilon: norm.map(|(_, epsilon)| epsilon),
             rotary,
         }
         .checked(norm.map(|(gamma, _)| gamma))
+    }
+
+    /// The problem with a gamma of this type: that of a layer is often kept in f32, and its gradient is a sum over all rows.
+    #[must_use]
+    pub fn with_gamma(self, gamma: ElementType) -> Self {
+        Self { gamma, ..self }
     }
 
     fn checked(self, gamma: Option<&[usize]>) -> Result<Self, AttentionError> {

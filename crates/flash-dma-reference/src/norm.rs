@@ -63,14 +63,16 @@ struct Row {
 }
 
 impl Norm {
-    /// Random inputs of the problem's element type: normal `x`, weights about 1, the angles of [`angles`].
+    /// Random inputs of the problem's element types: normal `x`, weights about 1, the angles of [`angles`].
     #[must_use]
     pub fn random(problem: NormProblem, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let element = problem.element;
         let gamma = problem.epsilon.map(|_| {
-            let spread = normal(problem.width, 0.3, element, &mut rng);
-            spread.iter().map(|x| round(1.0 + x, element)).collect()
+            let spread = normal(problem.width, 0.3, problem.gamma, &mut rng);
+            (spread.iter())
+                .map(|x| round(1.0 + x, problem.gamma))
+                .collect()
         });
         Self {
             problem,
@@ -233,7 +235,10 @@ impl Norm {
         }
         NaiveNormBackward {
             x: x_grad,
-            gamma: gamma_grad.map(|sums| sums.iter().map(|&x| f64::from(stored(x))).collect()),
+            gamma: gamma_grad.map(|sums| {
+                let stored = |&sum: &f32| round(f64::from(sum), self.problem.gamma);
+                sums.iter().map(stored).collect()
+            }),
         }
     }
 

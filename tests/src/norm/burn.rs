@@ -51,7 +51,7 @@ impl<B: Backend> NormEngine for Burn<B> {
         let device = self.device.clone().autodiff();
         let x = upload::<4>(&call.x, &device).require_grad();
         let gamma = call.gamma.as_ref();
-        let gamma = gamma.map(|gamma| load(gamma, [p.width], p.element, &device).require_grad());
+        let gamma = gamma.map(|gamma| load(gamma, [p.width], p.gamma, &device).require_grad());
         let out = run(call, x.clone(), gamma.clone(), &device)?;
         // The gradients of this loss are the given ones, exactly: the upcast is lossless.
         let grad_out = upload::<4>(&call.grad_out, &device).cast(DType::F32);

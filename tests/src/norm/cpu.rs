@@ -9,7 +9,7 @@ use flash_dma_cpu::{self as engine, Element};
 fn both<E: Host + Element>(call: &NormCall) -> Result<NormResults, Refused> {
     let p = &call.problem;
     let (x, grad_out): (Vec<E>, Vec<E>) = (narrow(&call.x.values), narrow(&call.grad_out.values));
-    let gamma: Option<Vec<E>> = call.gamma.as_ref().map(|gamma| narrow(gamma));
+    let gamma: Option<Vec<f32>> = call.gamma.as_ref().map(|gamma| narrow(gamma));
     let table: Option<Vec<f32>> = call.table.as_ref().map(|table| narrow(&table.values));
     let parameters = engine::NormParameters {
         gamma: gamma.as_deref(),
@@ -22,7 +22,7 @@ fn both<E: Host + Element>(call: &NormCall) -> Result<NormResults, Refused> {
     let result = engine::norm_forward(p, view(&call.x, &x), parameters, &mut out);
     result.map_err(|error| Refused::new(error, is_untouched(&out)))?;
     let mut grad_x: Vec<E> = sentinels(len);
-    let mut grad_gamma: Option<Vec<E>> = gamma.as_ref().map(|_| sentinels(p.width));
+    let mut grad_gamma: Option<Vec<f32>> = gamma.as_ref().map(|_| sentinels(p.width));
     let result = engine::norm_backward(
         p,
         gamma.as_ref().map(|_| view(&call.x, &x)),

@@ -11,7 +11,7 @@ impl<T: Target> NormEngine for Kernels<T> {
         let p = &call.problem;
         let x = self.upload(&call.x);
         let parameters = engine::NormParameters {
-            gamma: (call.gamma.as_ref()).map(|gamma| self.tensor(gamma, &[p.width], p.element)),
+            gamma: (call.gamma.as_ref()).map(|gamma| self.tensor(gamma, &[p.width], p.gamma)),
             table: call.table.as_ref().map(|table| self.upload(table)),
         };
         // In the order of `x`, or in its own.
@@ -27,7 +27,7 @@ impl<T: Target> NormEngine for Kernels<T> {
         let result = engine::norm_forward(&self.client, p, x.clone(), &parameters, target);
         result.map_err(|error| Refused::new(error, self.is_untouched(&[&out])))?;
         let grad_x = self.output(&p.x_shape(), p.element, 0);
-        let grad_gamma = (call.gamma.as_ref()).map(|_| self.output(&[p.width], p.element, 0));
+        let grad_gamma = (call.gamma.as_ref()).map(|_| self.output(&[p.width], p.gamma, 0));
         let result = engine::norm_backward(
             &self.client,
             p,

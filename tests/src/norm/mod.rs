@@ -93,19 +93,38 @@ pub fn check<E: NormEngine>(engine: &E, inputs: &Norm, operation: Operation, lay
     let what = format!("{} {layout:?} {p:?}", E::NAME);
     let results = engine.norm(&call);
     let results = results.unwrap_or_else(|refused| panic!("{what}: {}", refused.error));
-    let agree = |name, shape: &[usize], actual: &[f64], exact: &Exact, naive: &[f64], factor| {
-        compare(name, shape, actual, exact, naive, p.element, factor)
-            .unwrap_or_else(|failure| panic!("{what}: {failure}"));
-    };
+    let agree =
+        |name, shape: &[usize], actual: &[f64], exact: &Exact, naive: &[f64], element, factor| {
+            compare(name, shape, actual, exact, naive, element, factor)
+                .unwrap_or_else(|failure| panic!("{what}: {failure}"));
+        };
     let (exact, naive) = (inputs.forward(), inputs.naive_forward());
     let shape = p.out_shape();
-    agree("out", &shape, &results.out, &exact, &naive, OUTPUT);
+    agree(
+        "out",
+        &shape,
+        &results.out,
+        &exact,
+        &naive,
+        p.element,
+        OUTPUT,
+    );
     let (exact, naive) = (inputs.backward(&grad_out), inputs.naive_backward(&grad_out));
     let shape = p.x_shape();
-    agree("dx", &shape, &results.x, &exact.x, &naive.x, GRADIENT);
+    agree(
+        "dx", &shape, &results.x, &exact.x, &naive.x, p.element, GRADIENT,
+    );
     assert_eq!(results.gamma.is_some(), exact.gamma.is_some(), "{what}");
     if let (Some(actual), Some(exact), Some(naive)) = (&results.gamma, &exact.gamma, &naive.gamma) {
-        agree("dgamma", &[p.width], actual, exact, naive, GRADIENT);
+        agree(
+            "dgamma",
+            &[p.width],
+            actual,
+            exact,
+            naive,
+            p.gamma,
+            GRADIENT,
+        );
     }
 }
 

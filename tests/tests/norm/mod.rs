@@ -11,6 +11,7 @@ every_runtime!(
     many_rows,
     heads,
     parts,
+    gammas_of_f32,
     layouts,
     epsilons,
     not_a_number,
@@ -135,6 +136,19 @@ fn parts<E: NormEngine>(engine: &E) {
                 let problem = head_problem(shape, norm, start, element);
                 check_heads(engine, problem, Layout::Contiguous);
             }
+        }
+    }
+}
+
+/// The weights of a layer that computes in 16 bits.
+fn gammas_of_f32<E: NormEngine>(engine: &E) {
+    for element in [Bf16, F16] {
+        for width in E::cases([17, 24], [256, 257], [1000]) {
+            check_rows(engine, row_problem(20, width, element).with_gamma(F32));
+        }
+        for shape in E::cases([[2, 7, 3, 8]], [[1, 40, 4, 64]], [[2, 257, 4, 128]]) {
+            let problem = head_problem(shape, true, Some(2), element).with_gamma(F32);
+            check_heads(engine, problem, Layout::Contiguous);
         }
     }
 }

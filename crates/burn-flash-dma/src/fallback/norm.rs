@@ -94,6 +94,7 @@ pub fn encode_heads_backward<B: Backend>(
             gamma: match normed {
                 Normed::None => OptionalFloat::None,
                 Normed::Some { gamma, .. } => {
+                    let dtype = gamma.dtype().into();
                     OptionalFloat::Some(B::float_zeros(gamma.shape(), &device, dtype))
                 }
             },
@@ -107,6 +108,7 @@ pub fn encode_heads_backward<B: Backend>(
             gamma: OptionalFloat::None,
         };
     };
+    let gamma_dtype = gamma.dtype().into();
     let x = to_f32::<B>(x);
     let r = reciprocal::<B>(x.clone(), epsilon);
     let normal = B::float_mul(x, r.clone());
@@ -116,7 +118,7 @@ pub fn encode_heads_backward<B: Backend>(
     let of_x = B::float_mul(B::float_sub(weighted, B::float_mul(normal, mean)), r);
     NormGrads {
         x: B::float_cast(of_x, dtype),
-        gamma: OptionalFloat::Some(B::float_cast(of_gamma, dtype)),
+        gamma: OptionalFloat::Some(B::float_cast(of_gamma, gamma_dtype)),
     }
 }
 

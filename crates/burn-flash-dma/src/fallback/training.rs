@@ -219,6 +219,9 @@ pub fn losses_gradient<B: Backend>(
     gradient: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, classes] = logits.shape().dims();
+    if rows == 0 {
+        return logits;
+    }
     let dtype = logits.dtype().into();
     let part = |at| {
         B::float_slice(

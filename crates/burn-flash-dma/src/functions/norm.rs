@@ -13,7 +13,7 @@ twin! {
     /// | tensor | shape | type |
     /// |---|---|---|
     /// | `x`, result | `[.., width]` | f32, f16 or bf16 |
-    /// | `gamma` | `[width]` | as `x` |
+    /// | `gamma` | `[width]` | as `x`, or f32 |
     ///
     /// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is
     /// summed in two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
@@ -49,6 +49,7 @@ pub fn try_rms_norm<const D: usize>(
 ) -> Result<Tensor<D>, AttentionError> {
     let element = check_operands(&x, Some(&gamma))?;
     let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
+    let problem = problem.with_gamma(element_type(TensorName::NormWeight, &gamma)?);
     let out = Dispatch::rms_norm(x.into_dispatch(), gamma.into_dispatch(), problem);
     Ok(Tensor::from_dispatch(out))
 }
@@ -86,6 +87,7 @@ pub fn try_rms_norm_branch<const D: usize>(
 ) -> Result<[Tensor<D>; 2], AttentionError> {
     let element = check_operands(&x, Some(&gamma))?;
     let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
+    let problem = problem.with_gamma(element_type(TensorName::NormWeight, &gamma)?);
     let (x, normed) = Dispatch::rms_norm_branch(x.into_dispatch(), gamma.into_dispatch(), problem);
     Ok([x, normed].map(Tensor::from_dispatch))
 }
@@ -96,7 +98,7 @@ pub fn try_rms_norm_branch<const D: usize>(
 /// | tensor | shape | type |
 /// |---|---|---|
 /// | `x` | `[batch, len, heads, head_dim]` | f32, f16 or bf16 |
-/// | `gamma` | `[head_dim]` | as `x` |
+/// | `gamma` | `[head_dim]` | as `x`, or f32 |
 /// | `table` | `[positions, head_dim, 2]` | f32 |
 /// | result | `[batch, heads, len, head_dim]` | as `x` |
 ///
@@ -180,7 +182,10 @@ impl HeadEncoding {
         }
         let gamma = (norm.as_ref()).map(|(gamma, epsilon)| (gamma.dims(), *epsilon));
         let gamma = (gamma.as_ref()).map(|(dims, epsilon)| (&dims[..], *epsilon));
-        let problem = NormProblem::heads(&dims, gamma, angles, element)?;
+        let mut problem = NormProblem::heads(&dims, gamma, angles, element)?;
+        if let Some((gamma, _)) = &norm {
+            problem = problem.with_gamma(element_type(TensorName::NormWeight, gamma)?);
+        }
         let table = match rotary {
             None => None,
             Some((table, _)) => Some(as_f32(TensorName::RotaryTable, table)?.into_dispatch()),
@@ -196,7 +201,7 @@ impl HeadEncoding {
     }
 }
 
-/// Element type of `x`, which its device supports; refused if `gamma` has another type or device.
+/// Element type of `x`, which its device supports; refused if `gamma` has a type other than that and f32, or another device.
 fn check_operands<const D: usize>(
     x: &Tensor<D>,
     gamma: Option<&Tensor<1>>,
@@ -206,9 +211,19 @@ fn check_operands<const D: usize>(
     let Some(gamma) = gamma else {
         return Ok(element);
     };
-    let name = TensorName::NormWeight;
-    // A norm belongs to a layer, which has one type: the tokens are at fault.
-    check_element(TensorName::Tokens, x, element_type(name, gamma)?)?;
-    same_device(&x.device(), name, gamma.device())?;
+    check_gamma(x, gamma)?;
+    same_device(&x.device(), TensorName::NormWeight, gamma.device())?;
     Ok(element)
+}
+
+/// Refuses tokens of a type that a norm of `gamma` does not take.
+pub(crate) fn check_gamma<const D: usize>(
+    x: &Tensor<D>,
+    gamma: &Tensor<1>,
+) -> Result<(), AttentionError> {
+    match element_type(TensorName::NormWeight, gamma)? {
+        ElementType::F32 => Ok(()),
+        // A norm belongs to a layer, which has one type: the tokens are at fault.
+        of_gamma => check_element(TensorName::Tokens, x, of_gamma),
+    }
 }

@@ -2,9 +2,9 @@
 
 use super::config::{QkNorm, Rope};
 use crate::fallback::running::arange;
-use crate::functions::norm::HeadEncoding;
+use crate::functions::norm::{HeadEncoding, check_gamma};
 use crate::functions::product::try_linear;
-use crate::validate::{at_most, check_element, element_type};
+use crate::validate::{at_most, element_type};
 use burn::module::Initializer;
 use burn::nn::{
     Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
@@ -100,14 +100,13 @@ pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Result<Tensor<3>, At
     )
 }
 
-/// Refuses tokens whose type attention does not support or differs from that of the heads' norm.
+/// Refuses tokens whose type attention does not support, or that the heads' norm does not take.
 pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), AttentionError> {
-    let actual = element_type(TensorName::Tokens, x)?;
-    let expected = match norm {
-        Some(norm) => element_type(TensorName::NormWeight, &norm.gamma.val())?,
-        None => actual,
-    };
-    check_element(TensorName::Tokens, x, expected)
+    element_type(TensorName::Tokens, x)?;
+    match norm {
+        Some(norm) => check_gamma(x, &norm.gamma.val()),
+        None => Ok(()),
+    }
 }
 
 /// Refuses weights too large to be addressed. They are allocated on first use, which is too late for an error.

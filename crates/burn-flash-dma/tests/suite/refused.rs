@@ -94,9 +94,24 @@ fn tokens_of_another_type_than_the_norms_are_to_blame() {
     let device = Device::flex();
     let half = x(WIDTH).cast(DType::F16);
     let layer = DynamicMaskAttentionConfig::new(WIDTH, 2).init(&device);
-    let mut cache = layer.init_cache(2);
     let masked = MaskedAttentionLayerConfig::new(WIDTH, 2).init(&device);
     let cross = DynamicMaskCrossAttentionConfig::new(WIDTH, 2).init(&device);
+    // Parameters of f32 are read as they are or rounded for the products, and the cache has their type.
+    assert_eq!(layer.forward(half.clone()).dtype(), DType::F16);
+    assert_eq!(masked.forward(half.clone()).dtype(), DType::F16);
+    let context = half.clone();
+    assert_eq!(cross.forward(half.clone(), context).dtype(), DType::F16);
+    refused_as(
+        layer.try_forward_cached(half.clone(), &mut layer.init_cache(2)),
+        "k must be f32, but is f16",
+    );
+    refused_as(
+        cross.try_forward(half.clone(), x(WIDTH)),
+        "k must be f16, but is f32",
+    );
+    let layer = cast(layer, DType::BF16);
+    let (masked, cross) = (cast(masked, DType::BF16), cast(cross, DType::BF16));
+    let mut cache = layer.init_cache(2);
     for result in [
         layer.try_forward(half.clone()).map(drop),
         (layer.try_forward_cached(half.clone(), &mut cache)).map(drop),
@@ -104,13 +119,8 @@ fn tokens_of_another_type_than_the_norms_are_to_blame() {
         cross.try_forward(half.clone(), x(WIDTH)).map(drop),
         cross.try_keys(half.clone()).map(drop),
     ] {
-        refused_as(result, "x must be f32, but is f16");
+        refused_as(result, "x must be bf16, but is f16");
     }
-    // Without a norm there is nothing to differ from: parameters are rounded for the product.
-    let layer = MaskedAttentionLayerConfig::new(WIDTH, 2)
-        .with_qk_norm(QkNorm::None)
-        .init(&device);
-    assert_eq!(layer.forward(half).dtype(), DType::F16);
 }
 
 #[test]

@@ -7,11 +7,11 @@ use cubecl::prelude::*;
 
 /// `x` and the weights of its features.
 #[derive(CubeType, CubeLaunch)]
-pub(crate) struct Normed<E: Float, N: Size> {
+pub(crate) struct Normed<E: Float, G: Float, N: Size> {
     /// `[batch, len, heads, width]`, any strides.
     pub x: OwnedTensor<Vector<E, N>>,
     /// Contiguous `[width]`.
-    pub gamma: Box<[Vector<E, N>]>,
+    pub gamma: Box<[Vector<G, N>]>,
 }
 
 /// The angles of all positions.
@@ -280,8 +280,8 @@ fn reciprocal(
 /// Multiplies this lane's features of row `head` by their weights, which are read again for every row: they stay in the L1 cache, and
 /// in registers they would leave room for fewer rows.
 #[cube]
-fn weigh<E: Float, N: Size>(
-    gamma: &[Vector<E, N>],
+fn weigh<G: Float, N: Size>(
+    gamma: &[Vector<G, N>],
     rows: &Rows,
     values: &mut Array<f32>,
     #[comptime] head: usize,
@@ -312,18 +312,19 @@ fn weigh<E: Float, N: Size>(
 /// | buffer | layout |
 /// |---|---|
 /// | `x` | `[batch, len, heads, width]`, any strides |
-/// | `gamma` | contiguous `[width]` |
+/// | `gamma` | contiguous `[width]` of `G` |
 /// | `angles` | see [`Angles`] |
 /// | `out` | `[batch, heads, len, width]`, any strides, overwritten |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
+pub(crate) fn norm_forward_kernel<E: Float, G: Float, N: Size, T: Size>(
     x: &Tensor<Vector<E, N>>,
-    gamma: &ComptimeOption<Box<[Vector<E, N>]>>,
+    gamma: &ComptimeOption<Box<[Vector<G, N>]>>,
     angles: &ComptimeOption<Angles<T>>,
     out: &mut Tensor<Vector<E, N>>,
     epsilon: f32,
     #[comptime] bp: NormBlueprint,
     #[define(E)] _element: ElemType,
+    #[define(G)] _weight: ElemType,
 ) {
     let counts = RowCounts {
         batch: x.shape(0),
@@ -349,7 +350,7 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
                 for n in 0..comptime!(bp.features()) {
                     values[n + comptime!(bp.first(head))] *= r;
                 }
-                weigh::<E, N>(gamma, &rows, &mut values, head, bp);
+                weigh::<G, N>(gamma, &rows, &mut values, head, bp);
             }
             if comptime!(bp.rotary) {
                 rotate(&mut values, &turns, head, false, bp);
@@ -376,9 +377,9 @@ pub(crate) fn norm_forward_kernel<E: Float, N: Size, T: Size>(
 /// | `grad_x` | `[batch, len, heads, width]`, any strides, overwritten |
 /// | `grad_gamma` | contiguous `[cubes, width]`, f32, overwritten; given exactly if `normed` is |
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
+pub(crate) fn norm_backward_kernel<E: Float, G: Float, N: Size, T: Size>(
     grad_out: &Tensor<Vector<E, N>>,
-    normed: &ComptimeOption<Normed<E, N>>,
+    normed: &ComptimeOption<Normed<E, G, N>>,
     angles: &ComptimeOption<Angles<T>>,
     other: &ComptimeOption<OwnedTensor<Vector<E, N>>>,
     grad_x: &mut Tensor<Vector<E, N>>,
@@ -386,6 +387,7 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
     epsilon: f32,
     #[comptime] bp: NormBlueprint,
     #[define(E)] _element: ElemType,
+    #[define(G)] _weight: ElemType,
 ) {
     let counts = RowCounts {
         batch: grad_out.shape(0),
@@ -428,7 +430,7 @@ pub(crate) fn norm_backward_kernel<E: Float, N: Size, T: Size>(
                     let of = n + comptime!(bp.first(head));
                     sums[n] += grads[of] * (values[of] * r);
                 }
-                weigh::<E, N>(&normed.gamma, &rows, &mut grads, head, bp);
+                weigh::<G, N>(&normed.gamma, &rows, &mut grads, head, bp);
                 let mut dot = 0.0f32;
                 #[unroll(bp.unroll())]
                 for n in 0..comptime!(bp.features()) {

@@ -40,17 +40,20 @@ impl<'a> Call<'a> {
         typed: &[&TensorBinding],
     ) -> Self {
         let size = problem.element.size();
-        let typed: Vec<_> = (typed.iter().copied()).chain(&parameters.gamma).collect();
-        let table: Vec<_> = parameters.table.iter().collect();
-        let mut sizes = client.io_optimized_vector_sizes(size);
-        let vector =
-            sizes.find(|&n| n * size <= VECTOR_BYTES && typed.iter().all(|t| reads_in(t, n, size)));
+        let gamma = parameters.gamma.as_ref();
+        let words: Vec<_> = parameters.table.iter().chain(gamma).collect();
+        let fits = |&n: &usize| {
+            n * size <= VECTOR_BYTES
+                && typed.iter().all(|t| reads_in(t, n, size))
+                && gamma.is_none_or(|gamma| reads_in(gamma, n, problem.gamma.size()))
+        };
+        let vector = client.io_optimized_vector_sizes(size).find(fits);
         Self {
             client,
             problem,
             parameters,
             vector: vector.unwrap_or(1),
-            address: address_type(&typed, size).max(address_type(&table, 4)),
+            address: address_type(typed, size).max(address_type(&words, 4)),
         }
     }
 
@@ -83,6 +86,7 @@ impl<'a> Call<'a> {
                 self.problem.epsilon.unwrap_or_default(),
                 blueprint,
                 elem_type(self.problem.element),
+                elem_type(self.problem.gamma),
             );
         }
     }
@@ -131,6 +135,7 @@ impl<'a> Call<'a> {
                     p.epsilon.unwrap_or_default(),
                     blueprint,
                     elem_type(p.element),
+                    elem_type(p.gamma),
                 );
             }
         }
@@ -150,7 +155,7 @@ impl<'a> Call<'a> {
                     cubes,
                     width,
                     blueprint,
-                    elem_type(p.element),
+                    elem_type(p.gamma),
                 );
             }
         }

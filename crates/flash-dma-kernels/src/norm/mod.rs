@@ -106,7 +106,7 @@ fn check_gamma(
     gamma: &Option<TensorBinding>,
     problem: &NormProblem,
 ) -> Result<(), AttentionError> {
-    let size = problem.element.size();
+    let size = problem.gamma.size();
     let shape = problem.epsilon.map(|_| [problem.width]);
     check_given(name, gamma, shape, size, Layout::Contiguous)
 }

@@ -52,29 +52,38 @@ pub fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
     part.clone().map(&mut Cast(dtype))
 }
 
-/// [`cast`] of all parameters but those of linear layers, which a product rounds itself: its gradient of a weight is then
-/// rounded once, to the weight's own type, and no copy of the weight is kept for the backward pass.
+/// [`cast`] of all parameters but those that operations read as they are: weights of linear layers, which a product rounds
+/// itself, of norms and of scores. Their gradients are then rounded once, to the weight's own type, and no copy of the weight
+/// is kept for the backward pass.
 pub(crate) fn cast_for_products<M: Module>(part: &M, dtype: FloatDType) -> M {
     let mut mapper = CastForProducts {
         cast: Cast(dtype),
-        in_linear: false,
+        is_read: false,
     };
     part.clone().map(&mut mapper)
 }
 
+/// The modules whose operations take parameters of any type.
+const READ_AS_THEY_ARE: [&str; 4] = [
+    "Struct:Linear",
+    "Struct:RmsNorm",
+    "Struct:LinearScorer",
+    "Struct:ZohScorer",
+];
+
 struct CastForProducts {
     cast: Cast,
-    /// True if the parameter that comes next is one of a linear layer.
-    in_linear: bool,
+    /// True if the parameter that comes next is read as it is.
+    is_read: bool,
 }
 
 impl ModuleMapper for CastForProducts {
     fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.in_linear = container_type == "Struct:Linear";
+        self.is_read = READ_AS_THEY_ARE.contains(&container_type);
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.in_linear {
+        match self.is_read {
             true => param,
             false => self.cast.map_float(param),
         }
@@ -114,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn products_get_the_weights_as_they_are() {
+    fn products_and_norms_get_the_weights_as_they_are() {
         let device = Device::default();
         let part = Part {
             before: RmsNormConfig::new(4).init(&device),
@@ -133,6 +142,6 @@ mod tests {
         let (stored, used) = (DType::F32, DType::BF16);
         assert_eq!(types(&cast(&part, FloatDType::BF16)), [used; 4]);
         let part = cast_for_products(&part, FloatDType::BF16);
-        assert_eq!(types(&part), [used, stored, stored, used]);
+        assert_eq!(types(&part), [stored, stored, stored, used]);
     }
 }

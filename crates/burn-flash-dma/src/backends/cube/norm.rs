@@ -86,8 +86,8 @@ impl NormOps for CubeBackend {
             Normed::Some { x, gamma } => (Some(addressable(x)), Some(gamma)),
         };
         let grad_x = empty(&grad_out, problem.x_shape(), grad_out.dtype);
-        let grad_gamma =
-            (gamma.as_ref()).map(|_| empty(&grad_out, [problem.width], grad_out.dtype));
+        let of_gamma = |gamma: &CubeTensor| empty(&grad_out, [problem.width], gamma.dtype);
+        let grad_gamma = gamma.as_ref().map(of_gamma);
         let result = norm_backward(
             &client,
             &problem,
@@ -117,7 +117,7 @@ fn rows_backward(
 ) -> (CubeTensor, CubeTensor) {
     let client = x.client.clone();
     let grad_x = empty(&x, x.meta.shape().clone(), x.dtype);
-    let grad_gamma = empty(&x, [problem.width], x.dtype);
+    let grad_gamma = empty(&x, [problem.width], gamma.dtype);
     let result = norm_backward(
         &client,
         &problem,

@@ -1,6 +1,8 @@
 //! Norms and rotary encoding on the CPU engine.
 
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
+use crate::fallback::product::float_dtype;
+use crate::fallback::tensors::{cast, to_f32};
 use crate::ops::norm::NormOps;
 use crate::spans::span;
 use crate::types::{NormGrads, Normed, OptionalFloat};
@@ -78,6 +80,7 @@ fn relaid(tensor: FlexTensor, shape: Shape) -> FlexTensor {
 /// Tensors of a call in a form the engine can address. With a problem of rows, contiguous tensors of any shape.
 struct Call {
     x: Option<FlexTensor>,
+    /// f32.
     gamma: Option<FlexTensor>,
     table: Option<FlexTensor>,
     problem: NormProblem,
@@ -92,7 +95,7 @@ impl Call {
     ) -> Self {
         Self {
             x,
-            gamma: gamma.map(|gamma| gamma.to_contiguous()),
+            gamma: gamma.map(|gamma| to_f32::<Flex>(gamma).to_contiguous()),
             table: table.map(addressable),
             problem,
         }
@@ -102,7 +105,7 @@ impl Call {
         self.x.as_ref().expect("a forward pass has an input")
     }
 
-    fn parameters<E: Element + Stored>(&self) -> NormParameters<'_, E> {
+    fn parameters(&self) -> NormParameters<'_> {
         NormParameters {
             gamma: self.gamma.as_ref().map(contiguous),
             table: self.table.as_ref().map(|table| {
@@ -137,7 +140,7 @@ impl Call {
     fn backward<E: Element + Stored>(&self, grad_out: &FlexTensor) -> NormGrads<Flex> {
         let (p, shape) = (&self.problem, self.problem.x_shape());
         let mut x = buffer::<E, 4>(shape);
-        let mut gamma = self.gamma.as_ref().map(|_| buffer::<E, 1>([p.width]));
+        let mut gamma = self.gamma.as_ref().map(|_| buffer::<f32, 1>([p.width]));
         run(flash_dma_cpu::norm_backward(
             p,
             self.x.as_ref().map(|x| rows(x, shape)),
@@ -148,9 +151,10 @@ impl Call {
                 gamma: gamma.as_deref_mut(),
             },
         ));
+        let gamma = gamma.map(|gamma| cast::<Flex>(tensor(gamma, [p.width]), float_dtype(p.gamma)));
         NormGrads {
             x: tensor(x, shape),
-            gamma: OptionalFloat::from_option(gamma.map(|gamma| tensor(gamma, [p.width]))),
+            gamma: OptionalFloat::from_option(gamma),
         }
     }
 }

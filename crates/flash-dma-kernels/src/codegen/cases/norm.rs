@@ -27,6 +27,11 @@ pub(crate) fn all() -> Vec<Case> {
             run(client, problem.expect("a valid problem"));
         }));
     }
+    // A layer that computes in 16 bits, and its weights.
+    cases.push(case("norm-bf16-1024-gamma-f32".into(), |client| {
+        let problem = NormProblem::rows(&[LEN, 1024], &[1024], Bf16, 1e-5);
+        run(client, problem.expect("a valid problem").with_gamma(F32));
+    }));
     let both = [true, true];
     for (name, head_dim, element, [norm, rotary]) in [
         ("heads-bf16-d64", 64, Bf16, both),
@@ -56,7 +61,7 @@ fn run(client: &Client, problem: NormProblem) {
     let gamma = || {
         problem
             .epsilon
-            .map(|_| tensor(client, [problem.width], problem.element.size()))
+            .map(|_| tensor(client, [problem.width], problem.gamma.size()))
     };
     let (x, out) = (rows(problem.x_shape()), rows(problem.out_shape()));
     let parameters = NormParameters {
