@@ -129,6 +129,9 @@ fn clipped_steps<B: Backend>(burn: &Burn<B>) {
         let [mut optimiser, mut second] = [SETTINGS.init(), SETTINGS.init()];
         // The second gradient is too short to be clipped.
         for (time, scale) in (1..).zip([3.0, 1e-6, 0.5, 20.0]) {
+            // Moments that something else holds are not written over.
+            let optimisers = [&optimiser, &second];
+            let held = (time > 2).then(|| optimisers.map(ModuleOptimizer::to_record));
             let all = random(shape, scale, &mut rng);
             let mut gradients = model.gradients(&all, F32);
             let norm = clip_gradients(&model, &mut gradients, MAX_NORM);
@@ -158,6 +161,7 @@ fn clipped_steps<B: Backend>(burn: &Burn<B>) {
                     );
                 }
             }
+            drop(held);
         }
     }
 }
