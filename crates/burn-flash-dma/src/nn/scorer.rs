@@ -1,6 +1,7 @@
 //! The parameters and the computation of a layer's scores.
 
 use crate::fallback::tensors::{at_least_f32, constant, greatest_divisor};
+use crate::functions::norm::try_rms_norm;
 use crate::functions::scores::{try_added_scores, try_biased_zoh_scores, try_scores};
 use burn::module::{Initializer, Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -165,12 +166,61 @@ fn directions(projection: Tensor<2>) -> Tensor<2> {
     if d_model == 0 {
         return at_least_f32(projection);
     }
-    // Sums within parts of a column and then over them, here and in the gradient: as one sum each column would be a
-    // single thread's work.
+    let projection = at_least_f32(projection);
+    // The norm of rows takes one launch in each direction.
+    let rows = projection.clone().transpose();
+    let options = (&projection.device().without_autodiff(), projection.dtype());
+    let gamma = Tensor::full([d_model], (d_model as f64).powf(-0.5), options);
+    if let Ok(rows) = try_rms_norm(rows, gamma, LEAST_SQUARE / d_model as f32) {
+        return rows.transpose();
+    }
+    // A column that is too long for it. Sums within parts and then over them, here and in the gradient: as one sum each column
+    // would be a single thread's work.
     let parts = greatest_divisor(d_model, d_model.isqrt());
     let length = d_model / parts;
-    let projection = at_least_f32(projection).reshape([parts, length, heads]);
+    let projection = projection.reshape([parts, length, heads]);
     let squares = projection.clone().square().sum_dim(0).sum_dim(1);
     let lengths = (squares + LEAST_SQUARE).sqrt().expand([1, length, heads]);
     (projection / lengths).reshape([d_model, heads])
+}
+
+#[cfg(all(test, feature = "flex", feature = "autodiff"))]
+mod tests {
+    use super::*;
+    use burn::tensor::{Distribution, TensorData};
+
+    /// Of a length that the norm of rows takes, and of a greater one: the directions, and the gradient of their sum.
+    #[test]
+    fn directions_have_length_1_and_a_gradient_across_them() {
+        let device = Device::flex().autodiff();
+        for d_model in [1, 5, 64, 9000] {
+            let drawn = Tensor::<2>::random([d_model, 2], Distribution::Default, &device);
+            // A column of zeros has no direction.
+            let zeros = Tensor::<2>::zeros([d_model, 1], &device);
+            let projection = Tensor::cat(vec![drawn, zeros], 1).detach().require_grad();
+            let out = directions(projection.clone());
+            let grads = out.clone().sum().backward();
+            let numbers = |data: TensorData| data.iter::<f64>().collect::<Vec<_>>();
+            let gradient = numbers(projection.grad(&grads).unwrap().into_data());
+            let (x, out) = (numbers(projection.into_data()), numbers(out.into_data()));
+            for column in 0..3 {
+                let of = |all: &[f64]| -> Vec<f64> {
+                    all.iter().skip(column).step_by(3).copied().collect()
+                };
+                let (x, out, gradient) = (of(&x), of(&out), of(&gradient));
+                let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-12).sqrt();
+                let along = out.iter().sum::<f64>();
+                for ((x, out), gradient) in x.iter().zip(&out).zip(gradient) {
+                    let exact = x / length;
+                    assert!((out - exact).abs() <= 1e-6, "{d_model}: {out}, not {exact}");
+                    let exact = (1.0 - exact * along) / length;
+                    let error = (gradient - exact).abs();
+                    assert!(
+                        error <= 2e-6 * (1.0 + along) / length,
+                        "{d_model}: {gradient}, not {exact}"
+                    );
+                }
+            }
+        }
+    }
 }

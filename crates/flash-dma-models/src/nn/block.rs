@@ -164,6 +164,9 @@ impl DecoderBlock {
 fn scaled(residual: &Option<Param<Tensor<1>>>, x: Tensor<3>) -> Tensor<3> {
     match residual {
         None => x,
-        Some(residual) => x * residual.val().unsqueeze(),
+        Some(residual) => {
+            let residual = residual.val().cast(x.dtype());
+            x * residual.unsqueeze()
+        }
     }
 }

@@ -48,7 +48,6 @@ impl Decoder {
         let x = stack.embed(tokens);
         let blocks = Checkpointed::forward(&self.blocks, x, move |block, x, selections| {
             // The casts of a block's parameters are recomputed too.
-            let block = stack.computing(block);
             expect(block.try_forward_selecting(x, &sequences, selections))
         });
         let loss = stack.mean_loss(blocks.output(), of)?;

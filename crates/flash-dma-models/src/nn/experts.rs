@@ -102,9 +102,9 @@ impl Experts {
         let (scores, experts) = self.best(logits.reshape([tokens, 2 * self.keys]));
         let weights = softmax(scores, 1);
 
-        let chosen = experts.flatten::<1>(0, 1);
+        let (chosen, dtype) = (experts.flatten::<1>(0, 1), x.dtype());
         let rows = |table: &Param<Tensor<2>>| {
-            let rows = table.val().select(0, chosen.clone());
+            let rows = table.val().select(0, chosen.clone()).cast(dtype);
             rows.reshape([tokens, self.per_token, d_model])
         };
         let read = rows(&self.down).matmul(x.reshape([tokens, d_model, 1]));

@@ -1,6 +1,7 @@
 //! Losses of whole models, and inputs of the metric of selections.
 
 use super::input::TokenInput;
+use super::normalised;
 use super::stack::Stack;
 #[cfg(feature = "train")]
 use burn::optim::GradientsParams;
@@ -64,7 +65,7 @@ impl Stack<'_> {
             };
             return Ok(mean(losses, of.lengths));
         }
-        let x = self.last_norm(x)?;
+        let x = normalised(self.norm, x)?;
         let weight = match self.unembedding {
             Some(layer) => layer.weight.val(),
             None => self.embedding.weight.val().transpose(),
@@ -108,7 +109,7 @@ impl Stack<'_> {
         check_targets(&input, &targets)?;
         let mut selections = SelectionInput::new();
         let x = self.features(input, |block, x, sequences| {
-            let x = block.attention_norm.forward(x.clone().detach());
+            let x = normalised(&block.attention_norm, x.clone().detach())?;
             let layer = std::mem::take(&mut selections);
             selections = layer.layer(&block.attention, sequences.input(x));
             Ok(())

@@ -52,44 +52,6 @@ pub fn cast<M: Module>(part: &M, dtype: FloatDType) -> M {
     part.clone().map(&mut Cast(dtype))
 }
 
-/// [`cast`] of all parameters but those that operations read as they are: weights of linear layers, which a product rounds
-/// itself, of norms and of scores. Their gradients are then rounded once, to the weight's own type, and no copy of the weight
-/// is kept for the backward pass.
-pub(crate) fn cast_for_products<M: Module>(part: &M, dtype: FloatDType) -> M {
-    let mut mapper = CastForProducts {
-        cast: Cast(dtype),
-        is_read: false,
-    };
-    part.clone().map(&mut mapper)
-}
-
-/// The modules whose operations take parameters of any type.
-const READ_AS_THEY_ARE: [&str; 4] = [
-    "Struct:Linear",
-    "Struct:RmsNorm",
-    "Struct:LinearScorer",
-    "Struct:ZohScorer",
-];
-
-struct CastForProducts {
-    cast: Cast,
-    /// True if the parameter that comes next is read as it is.
-    is_read: bool,
-}
-
-impl ModuleMapper for CastForProducts {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.is_read = READ_AS_THEY_ARE.contains(&container_type);
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.is_read {
-            true => param,
-            false => self.cast.map_float(param),
-        }
-    }
-}
-
 struct Cast(FloatDType);
 
 impl ModuleMapper for Cast {
@@ -106,42 +68,5 @@ pub(crate) fn expect<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use burn::nn::{Linear, LinearConfig, RmsNormConfig};
-    use burn::tensor::Device;
-
-    #[derive(Module, Debug)]
-    struct Part {
-        before: RmsNorm,
-        layer: Linear,
-        table: Param<Tensor<2>>,
-    }
-
-    #[test]
-    fn products_and_norms_get_the_weights_as_they_are() {
-        let device = Device::default();
-        let part = Part {
-            before: RmsNormConfig::new(4).init(&device),
-            layer: LinearConfig::new(4, 4).init(&device),
-            table: Param::from_tensor(Tensor::zeros([2, 4], &device)),
-        };
-        let types = |part: &Part| {
-            let bias = part.layer.bias.as_ref().expect("a bias").dtype();
-            [
-                part.before.gamma.dtype(),
-                part.layer.weight.dtype(),
-                bias,
-                part.table.dtype(),
-            ]
-        };
-        let (stored, used) = (DType::F32, DType::BF16);
-        assert_eq!(types(&cast(&part, FloatDType::BF16)), [used; 4]);
-        let part = cast_for_products(&part, FloatDType::BF16);
-        assert_eq!(types(&part), [stored, stored, stored, used]);
     }
 }

@@ -2,13 +2,11 @@
 
 use super::block::DecoderBlock;
 use super::input::{Sequences, TokenInput};
-use super::{cast_for_products, normalised};
-use burn::module::{Module, ModuleVisitor, Param};
+use super::normalised;
 use burn::nn::{Embedding, Linear, RmsNorm};
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_flash_dma::cache::AttentionCache;
 use burn_flash_dma::{AttentionError, try_linear, try_product};
-use std::borrow::Cow;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Stack<'a> {
@@ -17,7 +15,8 @@ pub(crate) struct Stack<'a> {
     pub norm: &'a RmsNorm,
     /// If `None`, the transposed embedding makes the logits.
     pub unembedding: Option<&'a Linear>,
-    /// The type of the activations.
+    /// The type of the activations. The parameters may be of f32: products round weights, other operations read them as they
+    /// are. An update of a 16-bit parameter would mostly be rounded away.
     pub dtype: FloatDType,
 }
 
@@ -40,8 +39,7 @@ impl Stack<'_> {
         let TokenInput { tokens, sequences } = input;
         let mut x = self.embed(tokens);
         for block in self.blocks {
-            let block = self.computing(block);
-            see(&block, &x, &sequences)?;
+            see(block, &x, &sequences)?;
             x = block.try_forward(x, &sequences)?;
         }
         Ok(x)
@@ -65,38 +63,16 @@ impl Stack<'_> {
 
     /// Logits from the output of the last block.
     pub fn unembed(self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
-        let x = self.last_norm(x)?;
+        let x = normalised(self.norm, x)?;
         match self.unembedding {
             Some(layer) => try_linear(layer, x),
             None => try_product(x, self.embedding.weight.val().transpose()),
         }
     }
 
-    /// What the logits are a product of, from the output of the last block.
-    pub fn last_norm(self, x: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
-        normalised(&self.computing(self.norm), x)
-    }
-
-    /// A part of the model that computes in the type of the activations: products round their weights, other parameters
-    /// are cast. Gradients arrive at the originals; an update of a 16-bit parameter would mostly be rounded away.
-    pub fn computing<'a, M: Module>(self, part: &'a M) -> Cow<'a, M> {
-        let mut visitor = Of {
-            dtype: self.dtype.into(),
-            all: true,
-        };
-        part.visit(&mut visitor);
-        match visitor.all {
-            true => Cow::Borrowed(part),
-            false => Cow::Owned(cast_for_products(part, self.dtype)),
-        }
-    }
-
     /// An empty cache per block.
     pub fn caches(self, sequences: usize) -> Result<Vec<AttentionCache>, AttentionError> {
-        let cache = |block| {
-            let block: Cow<DecoderBlock> = self.computing(block);
-            block.attention.try_init_cache(sequences)
-        };
+        let cache = |block: &DecoderBlock| block.attention.try_init_cache(sequences);
         self.blocks.iter().map(cache).collect()
     }
 
@@ -118,7 +94,7 @@ impl Stack<'_> {
         }
         let mut x = self.embed(tokens);
         for (block, cache) in self.blocks.iter().zip(caches) {
-            x = self.computing(block).try_forward_cached(x, cache)?;
+            x = block.try_forward_cached(x, cache)?;
         }
         if rows == 0 {
             let shape = [sequences, 0, self.vocabulary()];
@@ -253,17 +229,6 @@ macro_rules! whole_model {
     };
 }
 pub(crate) use whole_model;
-
-struct Of {
-    dtype: DType,
-    all: bool,
-}
-
-impl ModuleVisitor for Of {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.all &= param.dtype() == self.dtype;
-    }
-}
 
 fn within(what: &'static str, size: usize, limit: usize) -> Result<(), AttentionError> {
     match size <= limit {

@@ -256,11 +256,13 @@ fn a_rotary_encoding_without_a_base_is_refused() {
 fn a_block_in_another_type_than_its_tokens_blames_the_tokens() {
     let block = config().block().try_init(&device()).expect("a block");
     let x = Tensor::<3>::ones([1, 2, config().hidden_size], &device());
+    // Parameters of f32 are read as they are or rounded for the products.
+    let half = block.try_forward(x.clone().cast(DType::F16), &Sequences::new());
+    assert_eq!(half.expect("no error").dtype(), DType::F16);
     let refused = |dtype| {
         let error = block.try_forward(x.clone().cast(dtype), &Sequences::new());
         error.expect_err("it is refused").to_string()
     };
-    assert_eq!(refused(DType::F16), "x must be f32, but is f16");
     let expected = "x must be f32, f16 or bf16, but is f64";
     assert_eq!(refused(DType::F64), expected);
     let error = block.feed_forward.try_forward(x.clone().cast(DType::F64));
