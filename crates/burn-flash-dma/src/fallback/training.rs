@@ -247,6 +247,8 @@ pub struct LinearLosses<B: Backend> {
     pub x: FloatTensor<B>,
     /// `[width, classes]`.
     pub weight: FloatTensor<B>,
+    /// Its gradient is `[classes, width]`.
+    pub by_rows: bool,
     /// Classes of the tokens, `[tokens]`.
     pub targets: IntTensor<B>,
     /// Weights of the tokens' losses, `[tokens]` in f32.
@@ -292,10 +294,12 @@ impl<B: TrainingOps> LinearLosses<B> {
             }
             if wanted[1] {
                 let element = ElementType::F32;
-                add(
-                    &mut of_weight,
-                    B::linear_product_weight_gradient(x, of_logits, element),
-                );
+                let (left, right) = match self.by_rows {
+                    true => (of_logits, x),
+                    false => (x, of_logits),
+                };
+                let product = B::linear_product_weight_gradient(left, right, element);
+                add(&mut of_weight, product);
             }
         }
         let of_x = wanted[0].then(|| B::float_cat(of_x, 0));

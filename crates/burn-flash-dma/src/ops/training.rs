@@ -86,7 +86,8 @@ pub trait TrainingOps: ProductOps {
     /// Sum of the cross-entropies of tokens, each times its weight, `[1]` in f32: of features `x` `[tokens, width]`, `weight`
     /// `[width, classes]`, the classes `targets` and the weights `weights`, `[tokens]` in f32. The logits `x · weight` are those
     /// of `rows` tokens at a time, a multiple of 32. Autodiff computes the gradients of `x` and `weight` on the way and keeps
-    /// them in place of logits; the weights are constants.
+    /// them in place of logits; the weights are constants. With `by_rows` the gradient of `weight` lies in memory as that of its
+    /// transpose.
     #[fusion(default)]
     fn training_linear_losses(
         x: FloatTensor<Self>,
@@ -94,10 +95,12 @@ pub trait TrainingOps: ProductOps {
         targets: IntTensor<Self>,
         weights: FloatTensor<Self>,
         rows: usize,
+        by_rows: bool,
     ) -> FloatTensor<Self> {
         let operands = fallback::LinearLosses::<Self> {
             x,
             weight,
+            by_rows,
             targets,
             weights,
         };

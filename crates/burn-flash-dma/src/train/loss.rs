@@ -54,13 +54,23 @@ const LOGITS: usize = 1 << 28;
 /// classes: parts of all tensors then begin where the widest vectors do.
 const TILES: [usize; 2] = [128, 32];
 
+/// The weight of the layer that makes logits.
+#[derive(Clone, Debug)]
+pub enum Unembedding {
+    /// That of a linear layer, `[width, classes]`.
+    Linear(Tensor<2>),
+    /// An embedding that is read backwards, `[classes, width]`. Its gradient has this layout, too: to that of the lookup it is
+    /// added in the order of memory.
+    Embedding(Tensor<2>),
+}
+
 /// Sum of the cross-entropies of tokens, each times its weight, `[1]` in f32 and nats, without the logits of all tokens: those
 /// of 32 768 tokens and a vocabulary of as many take 2 GB in 16 bits, and as much again for their gradient.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
 /// | `x` | `[tokens, width]` | f32, f16 or bf16 |
-/// | `weight` | `[width, classes]`: an unembedding, or a transposed embedding | f32, f16 or bf16 |
+/// | `weight` | [`Unembedding`] | f32, f16 or bf16 |
 /// | `targets` | `[tokens]` | integers |
 /// | `weights` | `[tokens]` | f32 |
 ///
@@ -71,14 +81,16 @@ const TILES: [usize; 2] = [128, 32];
 /// ```
 /// # #[cfg(all(feature = "flex", feature = "autodiff"))] {
 /// # use burn::tensor::{Device, Distribution, Int, Tensor};
-/// use burn_flash_dma::{product, train};
+/// use burn_flash_dma::product;
+/// use burn_flash_dma::train::{Unembedding, cross_entropy, linear_cross_entropy};
 ///
 /// # let device = Device::flex().autodiff();
 /// # let random = |shape| Tensor::<2>::random(shape, Distribution::Default, &device);
 /// let (x, weight) = (random([20, 16]), random([16, 50]));
 /// let targets = Tensor::<1, Int>::arange(0..20, &device);
-/// let sum = train::linear_cross_entropy(x.clone(), weight.clone(), targets.clone(), Tensor::ones([20], &device));
-/// let mean = train::cross_entropy(product(x, weight), targets);
+/// let layer = Unembedding::Linear(weight.clone());
+/// let sum = linear_cross_entropy(x.clone(), layer, targets.clone(), Tensor::ones([20], &device));
+/// let mean = cross_entropy(product(x, weight), targets);
 /// assert!((sum / 20.0 - mean).abs().into_scalar::<f32>() < 1e-5);
 /// # }
 /// ```
@@ -90,10 +102,14 @@ const TILES: [usize; 2] = [128, 32];
 #[must_use]
 pub fn linear_cross_entropy(
     x: Tensor<2>,
-    weight: Tensor<2>,
+    weight: Unembedding,
     targets: Tensor<1, Int>,
     weights: Tensor<1>,
 ) -> Tensor<1> {
+    let (weight, by_rows) = match weight {
+        Unembedding::Linear(weight) => (weight, false),
+        Unembedding::Embedding(table) => (table.transpose(), true),
+    };
     if let Err(error) = check_product(&x, &weight) {
         panic!("{error}");
     }
@@ -114,6 +130,7 @@ pub fn linear_cross_entropy(
         targets.into_dispatch(),
         weights.cast(DType::F32).into_dispatch(),
         rows,
+        by_rows,
     );
     Tensor::from_dispatch(sum)
 }

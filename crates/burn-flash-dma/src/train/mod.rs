@@ -56,6 +56,6 @@ pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections};
 pub use clipping::clip_gradients;
 pub use embedding::embed;
-pub use loss::{cross_entropy, linear_cross_entropy, sum_losses, token_losses};
+pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};

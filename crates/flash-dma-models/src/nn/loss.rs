@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 #[cfg(feature = "train")]
 use burn_flash_dma::train::SelectionInput;
-use burn_flash_dma::train::{linear_cross_entropy, sum_losses, token_losses};
+use burn_flash_dma::train::{Unembedding, linear_cross_entropy, sum_losses, token_losses};
 use burn_flash_dma::{AttentionError, TensorName};
 
 /// Numbers of logits past which they are made of some tokens at a time: 128 MiB in 16 bits.
@@ -67,8 +67,8 @@ impl Stack<'_> {
         }
         let x = normalised(self.norm, x)?;
         let weight = match self.unembedding {
-            Some(layer) => layer.weight.val(),
-            None => self.embedding.weight.val().transpose(),
+            Some(layer) => Unembedding::Linear(layer.weight.val()),
+            None => Unembedding::Embedding(self.embedding.weight.val()),
         };
         let options = (&x.device().without_autodiff(), DType::F32);
         let weights = of

@@ -2,6 +2,7 @@
 
 use super::handed::record_parts;
 use super::recomputed;
+use crate::fallback::tensors::cast;
 use crate::fallback::training::{self as fallback, LinearLosses};
 use crate::ops::training::TrainingOps;
 use crate::types::PackedRows;
@@ -52,6 +53,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         targets: IntTensor<Self>,
         weights: FloatTensor<Self>,
         rows: usize,
+        by_rows: bool,
     ) -> FloatTensor<Self> {
         let tracked = [x.is_tracked(), weight.is_tracked()];
         let dtype = weight.dtype().into();
@@ -59,6 +61,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
         let operands = LinearLosses::<B> {
             x: x.into_primitive(),
             weight: weight.into_primitive(),
+            by_rows,
             targets,
             weights: weights.into_primitive(),
         };
@@ -66,7 +69,7 @@ impl<B: TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
             OpsKind::UnTracked(prep) => prep.finish(operands.sum(rows, [false; 2]).0),
             OpsKind::Tracked(prep) => {
                 let (sum, gradients) = operands.sum(rows, tracked);
-                prep.finish((gradients, dtype), sum)
+                prep.finish((gradients, by_rows, dtype), sum)
             }
         }
     }
@@ -193,14 +196,21 @@ impl<B: TrainingOps> Backward<B, 1> for Losses {
 struct LinearLossesNode;
 
 impl<B: TrainingOps> Backward<B, 2> for LinearLossesNode {
-    /// Gradients of the features and of the weight, for a gradient of 1; and the weight's type.
-    type State = ([Option<FloatTensor<B>>; 2], FloatDType);
+    /// Gradients of the features and of the weight, for a gradient of 1; whether the latter is that of its transpose; and the
+    /// weight's type.
+    type State = ([Option<FloatTensor<B>>; 2], bool, FloatDType);
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let factor = grads.consume::<B>(&ops.node);
-        let ([of_x, of_weight], dtype) = ops.state;
+        let ([of_x, of_weight], by_rows, dtype) = ops.state;
         let scaled = |gradient| B::training_scale(gradient, factor.clone());
-        let of_weight = of_weight.map(|gradient| B::float_cast(scaled(gradient), dtype));
+        let of_weight = of_weight.map(|gradient| {
+            let gradient = cast::<B>(scaled(gradient), dtype);
+            match by_rows {
+                true => B::float_swap_dims(gradient, 0, 1),
+                false => gradient,
+            }
+        });
         for (parent, gradient) in ops.parents.into_iter().zip([of_x.map(scaled), of_weight]) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 grads.register::<B>(parent.id, gradient);
