@@ -8,7 +8,7 @@
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
 # JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
-# Each runs up to TESTS_EACH tests of one file on one engine, 4 if unset. SECONDS_EACH
+# Each runs tests of one file on one engine that took up to a minute in all, at most TESTS_EACH, 8 if unset. SECONDS_EACH
 # is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
 # keeps what the processes print, times.tsv, and compiled.tsv with the kernels that each process compiled. TIMES is the
 # times.tsv of an earlier run, $here/times.tsv if unset: the longest come first then. Of steps and of generation, CASES are "tokens:sequences:window ..", where
@@ -119,32 +119,34 @@ list bin/tests "$@" >"$logs/all" || exit 2
 : >"$logs/compiled.tsv"
 start="$(date +%s)"
 
-# A line a process: the tests of one file on one engine share most of their kernels, and a process waits seconds for
+# A line a process: tests of one file on one engine share most of their kernels, and a process waits seconds for
 # its context beside others. First come the engines whose kernels another one runs as well, so that it finds them
-# compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same.
-# Of these the file that took longest before comes first, one that nobody timed before all of them, and of those the one
-# with the most tests: so the last processes end together. A test of faults or of
+# compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same; but
+# a process of Burn that takes long does not wait for the last ones, or it would end alone. The longest come first, so that
+# the last processes end together; a test that nobody timed counts as one of half a minute. A test of faults or of
 # memory is alone in its process. Models have no engine in their names.
 units() {
-    local before=/dev/null
+    local before=/dev/null tab
     [ ! -f "$times" ] || before="$times"
-    awk -F:: -v OFS=:: -v before="$before" 'BEGIN {
+    tab="$(printf '\t')"
+    awk -F:: -v OFS='\t' -v before="$before" 'BEGIN {
         while ((getline line <before) > 0) { split(line, of, "\t"); took[of[3]] = of[2] }
     }
     {
-        engine = $NF
-        stage = engine ~ /portable$/ ? 1 : engine ~ /mma$/ ? 2 : engine ~ /^burn/ ? 4 : 3
+        stage = $NF ~ /portable$/ ? 1 : $NF ~ /mma$/ ? 2 : $NF ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
-        unit = alone ? $0 : $1 "::" $2 ($1 == "models" ? "::" $3 : " " engine)
-        tests[unit]++
-        seconds[unit] += $0 in took ? took[$0] : 1000
-        lines[NR] = stage "\t" unit "\t" $0
-    }
-    END { for (n = 1; n <= NR; n++) { split(lines[n], of, "\t"); print lines[n] "\t" seconds[of[2]] } }' |
-        sort -s -t "$(printf '\t')" -k1,1 -k4,4rn -k2,2 | awk -F'\t' -v each="${TESTS_EACH:-4}" '
-        $2 != unit || tests == each { if (NR > 1) print line; line = ""; tests = 0; unit = $2 }
-        { line = line (tests ? " " : "") $3; tests++ }
-        END { if (NR) print line }'
+        unit = alone ? $0 : $1 "::" $2 ($1 == "models" ? "::" $3 : " " $NF)
+        print stage, unit, ($0 in took ? took[$0] : 30), $0
+    }' |
+        sort -s -t "$tab" -k1,2 -k3,3rn | awk -F'\t' -v OFS='\t' -v each="${TESTS_EACH:-8}" -v most="$UNIT_SECONDS" '
+        function finish() {
+            if (tests) print (stage == 4 && seconds >= most ? 3 : stage), seconds, line
+            line = ""; tests = seconds = 0
+        }
+        $2 != unit || tests == each || seconds + $3 > most { finish(); stage = $1; unit = $2 }
+        { line = line (tests ? " " : "") $4; tests++; seconds += $3 }
+        END { finish() }' |
+        sort -s -t "$tab" -k1,1 -k2,2rn | cut -f 3
 }
 
 # Runs tests in one process. Those of which it says nothing, as it was ended before, run again, alone. Models are compared
@@ -190,7 +192,10 @@ unit() {
 }
 export -f unit configure
 export logs here
-# Problems with tensors past 2^31 elements fill most of a GPU's memory: they come last, one at a time on each GPU.
+# Seconds that the tests of a process may have taken in all.
+UNIT_SECONDS=60
+# Problems with tensors past 2^31 elements fill much of a GPU's memory, one at a time on each GPU: beside the others where it has
+# room for both, else after them.
 large="^memory::large::"
 grep -v "$large" "$logs/all" | units >"$logs/units"
 grep "$large" "$logs/all" | units >"$logs/units-large"
@@ -207,8 +212,15 @@ run_units() {
         read -ra names <<<"$1"
         unit "${names[@]}"' _ '{}'
 }
-run_units "$logs/units" "$jobs"
-run_units "$logs/units-large" "${#devices[@]}"
+least="$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | sort -n | head -n 1)"
+if [ "${least:-0}" -ge 120000 ]; then
+    run_units "$logs/units-large" "${#devices[@]}" &
+    run_units "$logs/units" "$jobs"
+    wait
+else
+    run_units "$logs/units" "$jobs"
+    run_units "$logs/units-large" "${#devices[@]}"
+fi
 
 count() { grep -c "^$1" "$logs/times.tsv"; }
 grep -h '^skipped: ' "$logs"/*.err 2>/dev/null | sort | uniq -c
