@@ -1,12 +1,10 @@
 //! A training step's own operations: [`TrainingOps`](crate::ops::TrainingOps).
 
 use super::tensors::{bool_dtype, cast, greatest_divisor, to_f32};
-use crate::ops::TrainingOps;
 use crate::types::OptionalFloat;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Shape, Slice};
-use flash_dma_problem::ElementType;
 
 /// The largest vocabulary whose gradient is made by products with one-hot rows; larger ones add at indices.
 pub(crate) const ONE_HOT_VOCABULARY: usize = 1024;
@@ -239,72 +237,6 @@ pub fn losses_gradient<B: Backend>(
         B::float_mul(B::float_sub(probabilities, hit), gradient),
         dtype,
     )
-}
-
-/// Operands of [`TrainingOps::training_linear_losses`](crate::ops::TrainingOps::training_linear_losses).
-pub struct LinearLosses<B: Backend> {
-    /// Features of the tokens, `[tokens, width]`.
-    pub x: FloatTensor<B>,
-    /// `[width, classes]`.
-    pub weight: FloatTensor<B>,
-    /// Its gradient is `[classes, width]`.
-    pub by_rows: bool,
-    /// Classes of the tokens, `[tokens]`.
-    pub targets: IntTensor<B>,
-    /// Weights of the tokens' losses, `[tokens]` in f32.
-    pub weights: FloatTensor<B>,
-}
-
-impl<B: TrainingOps> LinearLosses<B> {
-    /// The sum, and its gradients of `x` and of the weight (in f32), those that `wanted` says. There is a token.
-    pub fn sum(
-        self,
-        rows: usize,
-        wanted: [bool; 2],
-    ) -> (FloatTensor<B>, [Option<FloatTensor<B>>; 2]) {
-        let [tokens, _] = self.x.shape().dims();
-        // Rounded once, not for the products of each part.
-        let weight = cast::<B>(self.weight, self.x.dtype().into());
-        let add = |sum: &mut Option<FloatTensor<B>>, more| {
-            *sum = Some(match sum.take() {
-                Some(sum) => B::float_add(sum, more),
-                None => more,
-            });
-        };
-        let (mut total, mut of_x, mut of_weight) = (None, Vec::new(), None);
-        for start in (0..tokens).step_by(rows) {
-            let range = [Slice::from(start..tokens.min(start + rows))];
-            let x = B::float_slice(self.x.clone(), &range);
-            let targets = B::int_slice(self.targets.clone(), &range);
-            let weights = B::float_slice(self.weights.clone(), &range);
-            let logits = B::linear_product(x.clone(), weight.clone());
-            let (losses, normaliser) =
-                B::training_losses_normalised(logits.clone(), targets.clone());
-            add(
-                &mut total,
-                B::float_sum(B::float_mul(losses, weights.clone())),
-            );
-            if wanted == [false; 2] {
-                continue;
-            }
-            let of_logits = B::training_losses_gradient(logits, targets, normaliser, weights);
-            if wanted[0] {
-                let of_logits = of_logits.clone();
-                of_x.push(B::linear_product_input_gradient(of_logits, weight.clone()));
-            }
-            if wanted[1] {
-                let element = ElementType::F32;
-                let (left, right) = match self.by_rows {
-                    true => (of_logits, x),
-                    false => (x, of_logits),
-                };
-                let product = B::linear_product_weight_gradient(left, right, element);
-                add(&mut of_weight, product);
-            }
-        }
-        let of_x = wanted[0].then(|| B::float_cat(of_x, 0));
-        (total.expect("there is a token"), [of_x, of_weight])
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Operations of a training step other than attention.
 
 use super::ProductOps;
-use crate::fallback::tensors::to_f32;
+use crate::fallback::tensors::{cast, to_f32};
 use crate::fallback::{training as fallback, update};
 use crate::types::{FloatList, OptionalFloat, PackedRows};
 #[cfg(feature = "fusion")]
@@ -9,9 +9,9 @@ use crate::types::{OptionalFloatMetadata, PackedRowsMetadata};
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{TensorMetadata, backend_extension};
-use burn::tensor::{FloatDType, Shape};
-use flash_dma_problem::AdamWStep;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::{FloatDType, Shape, Slice};
+use flash_dma_problem::{AdamWStep, ElementType};
 
 /// Operations with gradients of their own, or whose results autodiff does not keep.
 ///
@@ -97,7 +97,7 @@ pub trait TrainingOps: ProductOps {
         rows: usize,
         by_rows: bool,
     ) -> FloatTensor<Self> {
-        let operands = fallback::LinearLosses::<Self> {
+        let operands = LinearLosses::<Self> {
             x,
             weight,
             by_rows,
@@ -250,4 +250,70 @@ fn scores_shape(tokens: &Shape, directions: &Shape) -> Shape {
 #[cfg(feature = "fusion")]
 fn directions_shape(tokens: &Shape, gradient: &Shape) -> Shape {
     Shape::new([gradient[1], tokens[2]])
+}
+
+/// Operands of [`TrainingOps::training_linear_losses`].
+pub(crate) struct LinearLosses<B: Backend> {
+    /// Features of the tokens, `[tokens, width]`.
+    pub x: FloatTensor<B>,
+    /// `[width, classes]`.
+    pub weight: FloatTensor<B>,
+    /// Its gradient is `[classes, width]`.
+    pub by_rows: bool,
+    /// Classes of the tokens, `[tokens]`.
+    pub targets: IntTensor<B>,
+    /// Weights of the tokens' losses, `[tokens]` in f32.
+    pub weights: FloatTensor<B>,
+}
+
+impl<B: TrainingOps> LinearLosses<B> {
+    /// The sum, and its gradients of `x` and of the weight (in f32), those that `wanted` says. There is a token.
+    pub fn sum(
+        self,
+        rows: usize,
+        wanted: [bool; 2],
+    ) -> (FloatTensor<B>, [Option<FloatTensor<B>>; 2]) {
+        let [tokens, _] = self.x.shape().dims();
+        // Rounded once, not for the products of each part.
+        let weight = cast::<B>(self.weight, self.x.dtype().into());
+        let add = |sum: &mut Option<FloatTensor<B>>, more| {
+            *sum = Some(match sum.take() {
+                Some(sum) => B::float_add(sum, more),
+                None => more,
+            });
+        };
+        let (mut total, mut of_x, mut of_weight) = (None, Vec::new(), None);
+        for start in (0..tokens).step_by(rows) {
+            let range = [Slice::from(start..tokens.min(start + rows))];
+            let x = B::float_slice(self.x.clone(), &range);
+            let targets = B::int_slice(self.targets.clone(), &range);
+            let weights = B::float_slice(self.weights.clone(), &range);
+            let logits = B::linear_product(x.clone(), weight.clone());
+            let (losses, normaliser) =
+                B::training_losses_normalised(logits.clone(), targets.clone());
+            add(
+                &mut total,
+                B::float_sum(B::float_mul(losses, weights.clone())),
+            );
+            if wanted == [false; 2] {
+                continue;
+            }
+            let of_logits = B::training_losses_gradient(logits, targets, normaliser, weights);
+            if wanted[0] {
+                let of_logits = of_logits.clone();
+                of_x.push(B::linear_product_input_gradient(of_logits, weight.clone()));
+            }
+            if wanted[1] {
+                let element = ElementType::F32;
+                let (left, right) = match self.by_rows {
+                    true => (of_logits, x),
+                    false => (x, of_logits),
+                };
+                let product = B::linear_product_weight_gradient(left, right, element);
+                add(&mut of_weight, product);
+            }
+        }
+        let of_x = wanted[0].then(|| B::float_cat(of_x, 0));
+        (total.expect("there is a token"), [of_x, of_weight])
+    }
 }

@@ -3,8 +3,8 @@
 use super::handed::record_parts;
 use super::recomputed;
 use crate::fallback::tensors::cast;
-use crate::fallback::training::{self as fallback, LinearLosses};
-use crate::ops::training::TrainingOps;
+use crate::fallback::training as fallback;
+use crate::ops::training::{LinearLosses, TrainingOps};
 use crate::types::PackedRows;
 use crate::validate::checked_element;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
