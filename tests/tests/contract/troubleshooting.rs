@@ -40,7 +40,7 @@ fn errors() -> Vec<E> {
             actual: 2048,
         },
         E::element_type(N::Key, T::F16, T::F32),
-        E::element_type(N::Tokens, T::F32, T::F16),
+        E::element_type(N::Tokens, T::Bf16, T::F16),
         E::ElementType {
             tensor: N::Query,
             expected: "f32, f16 or bf16".into(),
