@@ -30,22 +30,25 @@ pub(crate) fn losses_kernel<E: Float, N: Size>(
         // A finite number, whose difference to a logit of −∞ is −∞, too.
         let mut greatest = f32::min_value();
         let mut sum = 0.0f32;
-        let mut item = member.lane;
-        while item < sizes.items {
-            let x = Vector::<f32, N>::cast_from(logits[first + item]);
+        // As many rounds for every lane, since shuffles ask which lanes are active: one that is past the end reads the last
+        // vector again, and adds nothing.
+        for round in 0..sizes.items.div_ceil(team.lanes) {
+            let item = round * comptime!(team.lanes) + member.lane;
+            let last = min(item, sizes.items - 1);
+            let x = Vector::<f32, N>::cast_from(logits[first + last]);
             let mut most = greatest;
             #[unroll]
             for e in 0..size {
                 most = most.max(x.extract(e));
             }
-            sum *= (greatest - most).exp();
             let terms = (x - Vector::new(most)).exp();
+            let mut more = 0.0f32;
             #[unroll]
             for e in 0..size {
-                sum += terms.extract(e);
+                more += terms.extract(e);
             }
+            sum = sum * (greatest - most).exp() + select(item == last, more, 0.0f32);
             greatest = most;
-            item += comptime!(team.lanes);
         }
         if comptime!(team.lanes > 1) {
             let most = plane_max(greatest);
