@@ -11,7 +11,7 @@ every_runtime!(
     many_rows,
     heads,
     parts,
-    gammas_of_f32,
+    gammas_of_another_type,
     layouts,
     epsilons,
     not_a_number,
@@ -140,14 +140,14 @@ fn parts<E: NormEngine>(engine: &E) {
     }
 }
 
-/// The weights of a layer that computes in 16 bits.
-fn gammas_of_f32<E: NormEngine>(engine: &E) {
-    for element in [Bf16, F16] {
+/// Layers that compute in 16 bits by weights of f32, and the reverse.
+fn gammas_of_another_type<E: NormEngine>(engine: &E) {
+    for (element, gamma) in [(Bf16, F32), (F16, F32), (F32, Bf16)] {
         for width in E::cases([17, 24], [256, 257], [1000]) {
-            check_rows(engine, row_problem(20, width, element).with_gamma(F32));
+            check_rows(engine, row_problem(20, width, element).with_gamma(gamma));
         }
         for shape in E::cases([[2, 7, 3, 8]], [[1, 40, 4, 64]], [[2, 257, 4, 128]]) {
-            let problem = head_problem(shape, true, Some(2), element).with_gamma(F32);
+            let problem = head_problem(shape, true, Some(2), element).with_gamma(gamma);
             check_heads(engine, problem, Layout::Contiguous);
         }
     }

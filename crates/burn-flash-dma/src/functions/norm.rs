@@ -13,7 +13,7 @@ twin! {
     /// | tensor | shape | type |
     /// |---|---|---|
     /// | `x`, result | `[.., width]` | f32, f16 or bf16 |
-    /// | `gamma` | `[width]` | as `x`, or f32 |
+    /// | `gamma` | `[width]` | as `x`, or one of the two is f32 |
     ///
     /// One pass over memory; arithmetic is f32, rounded once. Differentiable in both; the gradient of `gamma` is
     /// summed in two stages and in a fixed order. Widths up to 8192. The parameters of Burn's `RmsNorm` fit:
@@ -98,7 +98,7 @@ pub fn try_rms_norm_branch<const D: usize>(
 /// | tensor | shape | type |
 /// |---|---|---|
 /// | `x` | `[batch, len, heads, head_dim]` | f32, f16 or bf16 |
-/// | `gamma` | `[head_dim]` | as `x`, or f32 |
+/// | `gamma` | `[head_dim]` | as `x`, or one of the two is f32 |
 /// | `table` | `[positions, head_dim, 2]` | f32 |
 /// | result | `[batch, heads, len, head_dim]` | as `x` |
 ///
@@ -201,7 +201,7 @@ impl HeadEncoding {
     }
 }
 
-/// Element type of `x`, which its device supports; refused if `gamma` has a type other than that and f32, or another device.
+/// Element type of `x`, which its device supports; refused if `gamma` is of the other 16-bit type, or on another device.
 fn check_operands<const D: usize>(
     x: &Tensor<D>,
     gamma: Option<&Tensor<1>>,
@@ -221,9 +221,10 @@ pub(crate) fn check_gamma<const D: usize>(
     x: &Tensor<D>,
     gamma: &Tensor<1>,
 ) -> Result<(), AttentionError> {
-    match element_type(TensorName::NormWeight, gamma)? {
-        ElementType::F32 => Ok(()),
+    let of_x = element_type(TensorName::Tokens, x)?;
+    match (of_x, element_type(TensorName::NormWeight, gamma)?) {
+        (ElementType::F32, _) | (_, ElementType::F32) => Ok(()),
         // A norm belongs to a layer, which has one type: the tokens are at fault.
-        of_gamma => check_element(TensorName::Tokens, x, of_gamma),
+        (_, of_gamma) => check_element(TensorName::Tokens, x, of_gamma),
     }
 }

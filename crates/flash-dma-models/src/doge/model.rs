@@ -30,7 +30,7 @@ use burn_flash_dma::cache::AttentionCache;
 /// # Element types
 ///
 /// Activations have the type of [`with_dtype`](Self::with_dtype), initially f32 or the type the parameters were read
-/// in. Parameters of another type are cast at each use, and gradients arrive in their own: f32 parameters and bf16
+/// in. Parameters may have another type, in which their gradients arrive: f32 parameters and bf16
 /// activations are the usual way to train. [`for_generation`](Self::for_generation) casts the parameters for good.
 #[derive(Module, Debug)]
 pub struct Doge {

@@ -247,7 +247,7 @@ impl Decoder {
     }
 
     /// The model for generation: without autodiff, and with its parameters in the type of the activations, to which
-    /// every call casts them otherwise.
+    /// every product rounds them otherwise.
     #[must_use]
     pub fn for_generation(&self) -> Self {
         super::cast(&self.valid(), self.config.dtype)

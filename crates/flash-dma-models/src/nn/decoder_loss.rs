@@ -47,7 +47,6 @@ impl Decoder {
         let TokenInput { tokens, sequences } = input;
         let x = stack.embed(tokens);
         let blocks = Checkpointed::forward(&self.blocks, x, move |block, x, selections| {
-            // The casts of a block's parameters are recomputed too.
             expect(block.try_forward_selecting(x, &sequences, selections))
         });
         let loss = stack.mean_loss(blocks.output(), of)?;

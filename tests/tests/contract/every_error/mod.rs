@@ -178,7 +178,7 @@ table! {
     JoinedCaches: PagedCache::try_cat(vec![pages(|_| {})?, pages(|c| c.page_len = 2)?]),
     // Norms and rotary encoding.
     Shape: try_rms_norm(zeros([2, 3, 24]), zeros([16]), 1e-5),
-    ElementType: try_rms_norm(zeros([2, 24]), zeros([24]).cast(DType::F16), 1e-5),
+    ElementType: try_rms_norm(zeros([2, 24]).cast(DType::BF16), zeros([24]).cast(DType::F16), 1e-5),
     ElementType: try_rms_norm(zeros([2, 24]).cast(DType::F64), zeros([24]), 1e-5),
     Device: try_rms_norm(zeros([2, 24]), elsewhere([24]), 1e-5),
     TooLarge: try_rms_norm(zeros([2, 8193]), zeros([8193]), 1e-5),

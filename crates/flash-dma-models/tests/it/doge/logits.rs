@@ -78,6 +78,18 @@ fn the_last_rows_are_those_that_are_asked_for() {
     assert!(read(0).is_empty());
 }
 
+#[test]
+fn parameters_of_16_bits_count_for_what_they_are_in_f32() {
+    for (case, device) in everywhere() {
+        let tokens = case.expected().tokens;
+        let model = case.model(&device).with_dtype(FloatDType::BF16);
+        let narrow = model.for_generation().with_dtype(FloatDType::F32);
+        let wide = narrow.for_generation();
+        let logits = |model: &Doge| rows(model.forward(sequence(&tokens, &device)));
+        assert_close(case.name, &logits(&narrow), &logits(&wide), TOLERANCE);
+    }
+}
+
 /// Rounding in 16 bits moves keys across the border of the window, so the window is as long as the text here. A
 /// logit's sums are each rounded to 8 bits; 4 of the greatest logit's 8 bits remain.
 #[test]
