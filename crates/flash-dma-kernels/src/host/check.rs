@@ -269,6 +269,15 @@ pub(crate) fn address_type(tensors: &[&TensorBinding], size: usize) -> AddressTy
 /// Bytes that copies and `ldmatrix` move at once: rows must start at a multiple of this.
 pub(crate) const SEGMENT_BYTES: usize = 16;
 
+/// The most elements of `size` bytes each, at most a segment of them, that a kernel reads at once if `fits` allows their number;
+/// 1 if it allows none.
+pub(crate) fn widest_vector(client: &Client, size: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let mut sizes = client.io_optimized_vector_sizes(size);
+    sizes
+        .find(|&n| n * size <= SEGMENT_BYTES && fits(n))
+        .unwrap_or(1)
+}
+
 /// Refuses tensors of four axes whose rows are not those of [`rows_are_segments`].
 pub(crate) fn check_segments<'a>(
     tensors: impl IntoIterator<Item = &'a TensorBinding>,

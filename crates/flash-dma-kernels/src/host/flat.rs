@@ -1,15 +1,12 @@
 //! Passes over elements in the order of memory: a unit owns a vector of neighbours.
 
-use crate::host::check::{address_type, begins_at};
+use crate::host::check::{address_type, begins_at, widest_vector};
 use crate::host::scratch::one_unit_each;
 use cubecl::CubeDim;
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl::prelude::{CubeCount, TensorBinding};
 use flash_dma_problem::ElementType;
-
-/// Bytes of the widest vector that is read at once.
-const VECTOR_BYTES: usize = 16;
 
 /// A pass over contiguous tensors of one number of elements.
 pub(crate) struct Pass {
@@ -49,14 +46,8 @@ pub(crate) fn vectors(
 ) -> (usize, usize) {
     let size = element.size();
     let count: usize = tensors[0].shape.iter().product();
-    let fits = |n: &usize| {
-        n * size <= VECTOR_BYTES
-            && count.is_multiple_of(*n)
-            && tensors.iter().all(|tensor| begins_at(tensor, n * size))
-    };
-    let vector = client
-        .io_optimized_vector_sizes(size)
-        .find(fits)
-        .unwrap_or(1);
+    let vector = widest_vector(client, size, |n| {
+        count.is_multiple_of(n) && tensors.iter().all(|tensor| begins_at(tensor, n * size))
+    });
     (vector, count / vector)
 }

@@ -5,7 +5,8 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
-use crate::host::check::{Layout, address_type, begins_at, check_tensor, check_type, elem_type};
+use crate::host::check::{Layout, address_type, check_tensor, check_type, elem_type};
+use crate::host::check::{reads_in, widest_vector};
 use crate::host::range::range;
 use crate::host::scratch::{cubes, scratch};
 use crate::norm::blueprint::SumsBlueprint;
@@ -22,8 +23,6 @@ use kernel::{TokensLaunch, linear_scores_gradient_kernel, linear_scores_kernel};
 /// The most heads of a kernel: a unit has a sum, or a vector of them, for each.
 pub const MAX_SCORE_HEADS: usize = 8;
 
-/// Bytes of the widest vector of tokens that is read at once.
-const VECTOR_BYTES: usize = 16;
 /// Planes of a cube, each with a token.
 const PLANES: usize = 8;
 /// Units of a cube of the gradient, except where units are threads of a processor.
@@ -199,19 +198,13 @@ impl Call {
         if batch * len * width * heads == 0 {
             return Ok(None);
         }
-        let fits = |n: &usize| {
-            n * size <= VECTOR_BYTES
-                && width.is_multiple_of(*n)
-                && begins_at(tokens, n * size)
-                && begins_at(directions, n * 4)
-        };
-        let mut sizes = client.io_optimized_vector_sizes(size);
+        let fits = |n| reads_in(tokens, n, size) && reads_in(directions, n, 4);
         Ok(Some(Self {
             heads,
             width,
             len,
             all: batch * len,
-            vector: sizes.find(fits).unwrap_or(1),
+            vector: widest_vector(client, size, fits),
             address: address_type(&[tokens], size).max(address_type(&[directions, scores], 4)),
         }))
     }

@@ -1,6 +1,6 @@
 //! Host side: the kernels that run, their number of cubes and their buffers.
 
-use crate::host::check::{address_type, begins_at, elem_type, reads_in};
+use crate::host::check::{address_type, begins_at, elem_type, reads_in, widest_vector};
 use crate::host::scratch::scratch;
 use crate::norm::args::{NormGradients, NormParameters};
 use crate::norm::blueprint::{NormBlueprint, SumsBlueprint};
@@ -18,8 +18,6 @@ use flash_dma_problem::NormProblem;
 const SUM_ROWS: usize = 512;
 /// The most cubes of the other passes: the limit of every device.
 const CUBES: usize = 65535;
-/// Bytes of the widest vector that is read at once.
-const VECTOR_BYTES: usize = 16;
 
 /// The launch parameters of both passes.
 pub(crate) struct Call<'a> {
@@ -42,17 +40,15 @@ impl<'a> Call<'a> {
         let size = problem.element.size();
         let gamma = parameters.gamma.as_ref();
         let words: Vec<_> = parameters.table.iter().chain(gamma).collect();
-        let fits = |&n: &usize| {
-            n * size <= VECTOR_BYTES
-                && typed.iter().all(|t| reads_in(t, n, size))
+        let vector = widest_vector(client, size, |n| {
+            typed.iter().all(|t| reads_in(t, n, size))
                 && gamma.is_none_or(|gamma| reads_in(gamma, n, problem.gamma.size()))
-        };
-        let vector = client.io_optimized_vector_sizes(size).find(fits);
+        });
         Self {
             client,
             problem,
             parameters,
-            vector: vector.unwrap_or(1),
+            vector,
             address: address_type(typed, size).max(address_type(&words, 4)),
         }
     }

@@ -4,8 +4,8 @@
 mod kernel;
 
 use crate::host::check::{
-    Layout, SEGMENT_BYTES, address_type, begins_at, check_grid, check_tensor, check_type,
-    elem_type, reads_in,
+    Layout, address_type, begins_at, check_grid, check_tensor, check_type, elem_type, reads_in,
+    widest_vector,
 };
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -87,10 +87,9 @@ fn run(
         return Ok(());
     }
     let widest = size.max(of);
-    let vector = (client.io_optimized_vector_sizes(widest))
-        .filter(|n| n * widest <= SEGMENT_BYTES)
-        .find(|&n| reads_in(values, n, size) && begins_at(dt_proj, n * of))
-        .unwrap_or(1);
+    let vector = widest_vector(client, widest, |n| {
+        reads_in(values, n, size) && begins_at(dt_proj, n * of)
+    });
     let address = address_type(&[values], size)
         .max(address_type(&[dt_proj], of))
         .max(address_type(&[out], 4));
