@@ -47,9 +47,7 @@ pub fn try_rms_norm<const D: usize>(
     gamma: Tensor<1>,
     epsilon: f32,
 ) -> Result<Tensor<D>, AttentionError> {
-    let element = check_operands(&x, Some(&gamma))?;
-    let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
-    let problem = problem.with_gamma(element_type(TensorName::NormWeight, &gamma)?);
+    let problem = row_problem(&x, &gamma, epsilon)?;
     let out = Dispatch::rms_norm(x.into_dispatch(), gamma.into_dispatch(), problem);
     Ok(Tensor::from_dispatch(out))
 }
@@ -85,9 +83,7 @@ pub fn try_rms_norm_branch<const D: usize>(
     gamma: Tensor<1>,
     epsilon: f32,
 ) -> Result<[Tensor<D>; 2], AttentionError> {
-    let element = check_operands(&x, Some(&gamma))?;
-    let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
-    let problem = problem.with_gamma(element_type(TensorName::NormWeight, &gamma)?);
+    let problem = row_problem(&x, &gamma, epsilon)?;
     let (x, normed) = Dispatch::rms_norm_branch(x.into_dispatch(), gamma.into_dispatch(), problem);
     Ok([x, normed].map(Tensor::from_dispatch))
 }
@@ -169,7 +165,7 @@ impl HeadEncoding {
     /// except the cast of the table.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
         let Self { x, norm, rotary } = self;
-        let element = check_operands(&x, norm.as_ref().map(|(gamma, _)| gamma))?;
+        let [element, of_gamma] = check_operands(&x, norm.as_ref().map(|(gamma, _)| gamma))?;
         let dims @ [.., head_dim] = x.dims();
         let mut angles = None;
         if let Some((table, start)) = &rotary {
@@ -182,10 +178,7 @@ impl HeadEncoding {
         }
         let gamma = (norm.as_ref()).map(|(gamma, epsilon)| (gamma.dims(), *epsilon));
         let gamma = (gamma.as_ref()).map(|(dims, epsilon)| (&dims[..], *epsilon));
-        let mut problem = NormProblem::heads(&dims, gamma, angles, element)?;
-        if let Some((gamma, _)) = &norm {
-            problem = problem.with_gamma(element_type(TensorName::NormWeight, gamma)?);
-        }
+        let problem = NormProblem::heads(&dims, gamma, angles, element)?.with_gamma(of_gamma);
         let table = match rotary {
             None => None,
             Some((table, _)) => Some(as_f32(TensorName::RotaryTable, table)?.into_dispatch()),
@@ -201,30 +194,43 @@ impl HeadEncoding {
     }
 }
 
-/// Element type of `x`, which its device supports; refused if `gamma` is of the other 16-bit type, or on another device.
+/// The problem of [`try_rms_norm`], or its error.
+fn row_problem<const D: usize>(
+    x: &Tensor<D>,
+    gamma: &Tensor<1>,
+    epsilon: f32,
+) -> Result<NormProblem, AttentionError> {
+    let [element, of_gamma] = check_operands(x, Some(gamma))?;
+    let problem = NormProblem::rows(&x.dims(), &gamma.dims(), element, epsilon)?;
+    Ok(problem.with_gamma(of_gamma))
+}
+
+/// Element types of `x`, which its device supports, and of `gamma`, without one that of `x`; refused if `gamma` is of the other
+/// 16-bit type, or on another device.
 fn check_operands<const D: usize>(
     x: &Tensor<D>,
     gamma: Option<&Tensor<1>>,
-) -> Result<ElementType, AttentionError> {
+) -> Result<[ElementType; 2], AttentionError> {
     let element = element_type(TensorName::Tokens, x)?;
     computes_in(&x.device(), x.dtype(), element)?;
     let Some(gamma) = gamma else {
-        return Ok(element);
+        return Ok([element; 2]);
     };
-    check_gamma(x, gamma)?;
+    let of_gamma = check_gamma(x, gamma)?;
     same_device(&x.device(), TensorName::NormWeight, gamma.device())?;
-    Ok(element)
+    Ok([element, of_gamma])
 }
 
-/// Refuses tokens of a type that a norm of `gamma` does not take.
+/// Element type of `gamma`; refused with tokens of a type that its norm does not take.
 pub(crate) fn check_gamma<const D: usize>(
     x: &Tensor<D>,
     gamma: &Tensor<1>,
-) -> Result<(), AttentionError> {
+) -> Result<ElementType, AttentionError> {
     let of_x = element_type(TensorName::Tokens, x)?;
-    match (of_x, element_type(TensorName::NormWeight, gamma)?) {
-        (ElementType::F32, _) | (_, ElementType::F32) => Ok(()),
+    let of_gamma = element_type(TensorName::NormWeight, gamma)?;
+    if ![of_x, of_gamma].contains(&ElementType::F32) {
         // A norm belongs to a layer, which has one type: the tokens are at fault.
-        (_, of_gamma) => check_element(TensorName::Tokens, x, of_gamma),
+        check_element(TensorName::Tokens, x, of_gamma)?;
     }
+    Ok(of_gamma)
 }

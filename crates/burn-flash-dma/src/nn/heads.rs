@@ -102,10 +102,9 @@ pub(super) fn merge(out: Tensor<4>, projection: &Linear) -> Result<Tensor<3>, At
 
 /// Refuses tokens whose type attention does not support, or that the heads' norm does not take.
 pub(super) fn check_type(x: &Tensor<3>, norm: &Option<RmsNorm>) -> Result<(), AttentionError> {
-    element_type(TensorName::Tokens, x)?;
     match norm {
-        Some(norm) => check_gamma(x, &norm.gamma.val()),
-        None => Ok(()),
+        Some(norm) => check_gamma(x, &norm.gamma.val()).map(drop),
+        None => element_type(TensorName::Tokens, x).map(drop),
     }
 }
 

@@ -50,14 +50,15 @@ pub fn token_losses(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
 /// Numbers of the logits that [`linear_cross_entropy`] makes at a time: 512 MiB in 16 bits.
 const LOGITS: usize = 1 << 28;
 
-/// Tokens whose logits are made at a time are a multiple of a tile of the products, or of 32 where there are very many
-/// classes: parts of all tensors then begin where the widest vectors do.
-const TILES: [usize; 2] = [128, 32];
+/// Tokens of a tile of the products, and fewer of them where there are very many classes. Tokens whose logits are made at a
+/// time are a multiple of these: parts of all tensors then begin where the widest vectors do.
+const TILE: usize = 128;
+const PART_OF_TILE: usize = 32;
 
 /// The weight of the layer that makes logits.
 #[derive(Clone, Debug)]
 pub enum Unembedding {
-    /// That of a linear layer, `[width, classes]`.
+    /// Weight of a linear layer, `[width, classes]`.
     Linear(Tensor<2>),
     /// An embedding that is read backwards, `[classes, width]`. Its gradient has this layout, too: to that of the lookup it is
     /// added in the order of memory.
@@ -121,8 +122,7 @@ pub fn linear_cross_entropy(
         return Tensor::zeros([1], (&x.device(), DType::F32));
     }
     let most = LOGITS / classes;
-    let tile = TILES.into_iter().find(|&tile| tile <= most);
-    let tile = tile.unwrap_or(TILES[1]);
+    let tile = if most < TILE { PART_OF_TILE } else { TILE };
     let rows = (most / tile).max(1) * tile;
     let sum = Dispatch::training_linear_losses(
         x.into_dispatch(),

@@ -4,7 +4,8 @@ mod kernel;
 #[cfg(test)]
 mod tests;
 
-use crate::host::check::{Layout, address_type, begins_at, check_tensor, check_type, elem_type};
+use crate::host::check::{Layout, address_type, check_tensor, check_type, elem_type};
+use crate::host::check::{reads_in, widest_vector};
 use crate::host::range::range;
 use crate::host::scratch::cubes;
 use crate::team::Team;
@@ -15,23 +16,21 @@ use cubecl::prelude::*;
 use flash_dma_problem::{AttentionError, ElementType, TensorName};
 use kernel::{RowSizesLaunch, losses_gradient_kernel, losses_kernel};
 
-/// Bytes of the widest vector of logits that is read at once.
-const VECTOR_BYTES: usize = 16;
 /// Planes of a cube, each with a row.
 const PLANES: usize = 8;
 
 /// Rows of logits and their classes, all contiguous.
-#[derive(Clone, Copy, Debug)]
-pub struct LossRows<'a> {
+#[derive(Clone, Debug)]
+pub struct LossRows {
     /// Type of the logits.
     pub element: ElementType,
     /// `[rows, classes]`.
-    pub logits: &'a TensorBinding,
-    /// The class of each row, `[rows]` in i32. That of a class which does not exist has a loss of NaN.
-    pub targets: &'a TensorBinding,
+    pub logits: TensorBinding,
+    /// Class of each row, `[rows]` in i32. A row of a class that does not exist has a loss of NaN.
+    pub targets: TensorBinding,
     /// Parts of the softmax `exp((logit - greatest) - log_sum)` of each row, `[rows, 2]` in f32. Their sum, a single number,
     /// would be rounded to the last bit of the greatest logit, and the probabilities with it.
-    pub normaliser: &'a TensorBinding,
+    pub normaliser: TensorBinding,
 }
 
 /// Writes `losses`, the cross-entropy of each row, contiguous `[rows]` in f32 and nats, and the normaliser.
@@ -43,7 +42,7 @@ pub struct LossRows<'a> {
 /// [`AttentionError`], before any launch, if the device lacks the element type or a shape, stride or buffer does not fit.
 pub fn losses(
     client: &Client,
-    rows: &LossRows<'_>,
+    rows: &LossRows,
     losses: &TensorBinding,
 ) -> Result<(), AttentionError> {
     let Some(call) = Call::new(client, rows, (TensorName::Losses, losses), None)? else {
@@ -78,7 +77,7 @@ pub fn losses(
 /// As [`losses`].
 pub fn losses_gradient(
     client: &Client,
-    rows: &LossRows<'_>,
+    rows: &LossRows,
     grad_losses: &TensorBinding,
     grad_logits: Option<&TensorBinding>,
 ) -> Result<(), AttentionError> {
@@ -129,7 +128,7 @@ impl Call {
     /// The sizes; none without rows or classes.
     fn new(
         client: &Client,
-        tensors: &LossRows<'_>,
+        tensors: &LossRows,
         (name, losses): (TensorName, &TensorBinding),
         grad_logits: Option<&TensorBinding>,
     ) -> Result<Option<Self>, AttentionError> {
@@ -138,8 +137,8 @@ impl Call {
             logits,
             targets,
             normaliser,
-        } = *tensors;
-        check_type(client, element)?;
+        } = tensors;
+        check_type(client, *element)?;
         let &[rows, classes] = &logits.shape[..] else {
             return Err(AttentionError::Rank {
                 tensor: TensorName::Logits,
@@ -166,13 +165,8 @@ impl Call {
             return Ok(None);
         }
         let wide: Vec<_> = [Some(logits), grad_logits].into_iter().flatten().collect();
-        let fits = |n: &usize| {
-            n * size <= VECTOR_BYTES
-                && classes.is_multiple_of(*n)
-                && wide.iter().all(|tensor| begins_at(tensor, n * size))
-        };
-        let vector = client.io_optimized_vector_sizes(size).find(fits);
-        let vector = vector.unwrap_or(1);
+        let fits = |n| wide.iter().all(|tensor| reads_in(tensor, n, size));
+        let vector = widest_vector(client, size, fits);
         Ok(Some(Self {
             rows,
             items: classes / vector,

@@ -42,9 +42,9 @@ fn both_directions_are_those_of_f64() {
             );
             let tensors = LossRows {
                 element,
-                logits: &x,
-                targets: &words,
-                normaliser: &normaliser,
+                logits: x.clone(),
+                targets: words,
+                normaliser,
             };
             let d = up(&grad, &[rows], F32);
             losses(&client, &tensors, &out).unwrap();
@@ -97,9 +97,9 @@ fn rows_without_a_softmax_and_classes_that_do_not_exist_have_a_loss_of_nan() {
     let out = up(&vec![9.0; rows], &[rows]);
     let tensors = LossRows {
         element,
-        logits: &up(logits.as_flattened(), &[rows, 3]),
-        targets: &contiguous(&client, &[0, 0, 0, 3, -1, 2], &[rows]),
-        normaliser: &up(&vec![9.0; rows * 2], &[rows, 2]),
+        logits: up(logits.as_flattened(), &[rows, 3]),
+        targets: contiguous(&client, &[0, 0, 0, 3, -1, 2], &[rows]),
+        normaliser: up(&vec![9.0; rows * 2], &[rows, 2]),
     };
     losses(&client, &tensors, &out).unwrap();
     let is_nan: Vec<_> = (read_f64(&client, out, element).iter())

@@ -77,13 +77,7 @@ impl TrainingOps for CubeBackend {
         let (logits, targets) = (into_contiguous(logits), words(targets));
         let out = empty(&logits, [rows], DType::F32);
         let normaliser = empty(&logits, [rows, 2], DType::F32);
-        let [x, classes, parts] = [&logits, &targets, &normaliser].map(binding);
-        let tensors = LossRows {
-            element,
-            logits: &x,
-            targets: &classes,
-            normaliser: &parts,
-        };
+        let tensors = loss_rows(element, [&logits, &targets, &normaliser]);
         match losses(&logits.client, &tensors, &binding(&out)) {
             Err(AttentionError::Unsupported { .. }) => training::losses::<Self>(logits, targets),
             result => {
@@ -106,14 +100,8 @@ impl TrainingOps for CubeBackend {
         let [logits, normaliser, gradient] = [logits, normaliser, gradient].map(into_contiguous);
         // Logits that nothing else reads are written over: with a large vocabulary, the largest tensor of a step.
         let new = (!logits.can_mut()).then(|| like(&logits));
-        let [x, classes, parts, d] = [&logits, &targets, &normaliser, &gradient].map(binding);
-        let tensors = LossRows {
-            element,
-            logits: &x,
-            targets: &classes,
-            normaliser: &parts,
-        };
-        let to = new.as_ref().map(binding);
+        let tensors = loss_rows(element, [&logits, &targets, &normaliser]);
+        let (d, to) = (binding(&gradient), new.as_ref().map(binding));
         match losses_gradient(&logits.client, &tensors, &d, to.as_ref()) {
             Err(AttentionError::Unsupported { .. }) => {
                 training::losses_gradient::<Self>(logits, targets, normaliser, gradient)
@@ -368,6 +356,16 @@ fn to_write_over(tensor: CubeTensor) -> CubeTensor {
     match tensor.can_mut() {
         true => tensor,
         false => into_contiguous(tensor.copy()),
+    }
+}
+
+fn loss_rows(element: ElementType, tensors: [&CubeTensor; 3]) -> LossRows {
+    let [logits, targets, normaliser] = tensors.map(binding);
+    LossRows {
+        element,
+        logits,
+        targets,
+        normaliser,
     }
 }
 

@@ -88,9 +88,9 @@ fn cross_entropy(client: &Client, len: usize, element: ElementType) {
     let of_rows = || tensor(client, [len], 4);
     let rows = LossRows {
         element,
-        logits: &logits,
-        targets: &of_rows(),
-        normaliser: &tensor(client, [len, 2], 4),
+        logits: logits.clone(),
+        targets: of_rows(),
+        normaliser: tensor(client, [len, 2], 4),
     };
     losses(client, &rows, &of_rows()).expect("a valid call");
     for grad_logits in [None, Some(&logits)] {
