@@ -37,7 +37,7 @@ pub struct Gradients {
     pub k: Vec<f64>,
     /// `[batch, kv_heads, k_len, head_dim]`.
     pub v: Vec<f64>,
-    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores.
+    /// `[batch, kv_heads, k_len]`; given exactly if the problem has scores that learn.
     pub scores: Option<Vec<f64>>,
     /// `[batch, kv_heads, k_len]`: the gradient of the rank; given exactly if the call has runners-up and the engine
     /// returns it separately (under autodiff it is part of that of the scores).

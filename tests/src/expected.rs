@@ -107,6 +107,12 @@ impl Expected {
         }
     }
 
+    /// The same without the gradient `name`, which nobody asked for.
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.tensors.retain(|tensor| tensor.name != name);
+        self
+    }
+
     /// Adds the gradients of q, k and v.
     pub fn qkv(&mut self, p: &Problem, [q, k, v]: [Exact; 3], naive: &NaiveBackward) {
         self.add("dq", &p.q_shape(), p.element, q, &naive.q);

@@ -218,6 +218,9 @@ impl Buffers {
             Phase::BackwardRunnersUp | Phase::BackwardLeaveOneOut => self.runners_up(client),
             _ => None,
         };
+        if runners_up.is_some() {
+            problem = problem.with_constant_scores();
+        }
         if let Some(selection) = &mut inputs.selection {
             selection.learning = runners_up.map(|runners_up| RankLearning {
                 ends: runners_up.far.binding(),
@@ -230,7 +233,9 @@ impl Buffers {
             q,
             k,
             v,
-            scores: self.grad_scores.as_ref().map(Tensor::binding),
+            scores: (self.grad_scores.as_ref())
+                .filter(|_| problem.scores_learn)
+                .map(Tensor::binding),
             rank: runners_up.map(|runners_up| runners_up.grad_rank.binding()),
         };
         backward::plan_on(self.backward_engine, client, &problem, &inputs, &saved)

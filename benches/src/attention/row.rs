@@ -27,7 +27,8 @@ pub enum Phase {
     Backward,
     /// [`Backward`](Self::Backward) with the residual of `out`, as autodiff calls it.
     BackwardResidual,
-    /// [`BackwardResidual`](Self::BackwardResidual) with a quarter of the window as runners-up.
+    /// [`BackwardResidual`](Self::BackwardResidual) of constant scores, with a quarter of the window as runners-up, whose
+    /// ranks learn.
     BackwardRunnersUp,
     /// [`BackwardRunnersUp`](Self::BackwardRunnersUp) with kept keys that learn.
     BackwardLeaveOneOut,

@@ -291,7 +291,7 @@ pub struct AttentionGrads<B: Backend> {
     pub k: FloatTensor<B>,
     /// `[batch, kv_heads, k_len, head_dim]`, the element type of `q`.
     pub v: FloatTensor<B>,
-    /// `[batch, kv_heads, k_len]`, f32; present exactly if the selection has scores.
+    /// `[batch, kv_heads, k_len]`, f32; present exactly if the problem has scores that learn.
     #[extension_type]
     pub scores: OptionalFloat<B>,
     /// `[batch, kv_heads, k_len]`, f32: the gradient of the tensor that ranks the keys; present exactly if the

@@ -205,9 +205,12 @@ pub(crate) fn gradients<E: Element>(
 ) -> Checked {
     operand_gradients(problem, grads.q, grads.k, grads.v)?;
     let (shape, error) = (problem.scores_shape(), AttentionError::ScoresGradient);
-    given(grads.scores.as_deref(), problem.has_scores, error, |grad| {
-        buffer(TensorName::GradScores, grad, &shape)
-    })?;
+    given(
+        grads.scores.as_deref(),
+        problem.scores_learn,
+        error,
+        |grad| buffer(TensorName::GradScores, grad, &shape),
+    )?;
     let learning = inputs.selection.and_then(|selection| selection.learning);
     let error = AttentionError::RankGradient;
     given(grads.rank.as_deref(), learning.is_some(), error, |grad| {

@@ -11,19 +11,24 @@ pub(crate) struct RankTerms {
     /// Contiguous `[batch, q_heads, q_len]`: LSE gradients, which the deltas have been reduced by; absent if zero.
     pub grad_lse: ComptimeOption<Box<[f32]>>,
     pub change: Change,
+    /// True if the launch adds to what an earlier one has written.
+    #[cube(comptime)]
+    pub adds: bool,
 }
 
-/// The launch argument of the gradients of the LSEs and of the change for the keys of `source`.
+/// The launch argument of the gradients of the LSEs and of the change for the keys of `source`, for a launch that adds to
+/// what an earlier one has written, or that overwrites.
 pub(crate) fn rank_terms(
     grad_lse: Option<&TensorBinding>,
     source: RankedSource,
+    adds: bool,
 ) -> RankTermsLaunch {
     let grad_lse = grad_lse.map(|grad| grad.clone().into_buffer_arg());
     let change = match source {
         RankedSource::RunnersUp(_) => ChangeLaunch::new(1.0, ChangeKind::Added),
         RankedSource::Kept(_) => ChangeLaunch::new(1.0 + OWN_OUTPUT_WEIGHT, ChangeKind::LeftOut),
     };
-    RankTermsLaunch::new(grad_lse.into(), change)
+    RankTermsLaunch::new(grad_lse.into(), change, adds)
 }
 
 /// The kinds of change of a query's keys.
@@ -42,9 +47,4 @@ pub(crate) struct Change {
     pub all: f32,
     #[cube(comptime)]
     pub kind: ChangeKind,
-}
-
-/// True if a launch adds to what an earlier one has written.
-pub(crate) fn adds(kind: ChangeKind) -> bool {
-    kind == ChangeKind::LeftOut
 }

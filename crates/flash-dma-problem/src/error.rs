@@ -257,8 +257,8 @@ pub enum AttentionError {
     /// Scores were given without their intervals, or intervals without scores.
     #[error("scores and intervals must be given together")]
     ScoresWithoutIntervals,
-    /// A problem with scores got no buffer for their gradient, or one without scores got one.
-    #[error("the gradient of scores needs a buffer exactly if there are scores")]
+    /// A problem with scores that learn got no buffer for their gradient, or one without such scores got one.
+    #[error("the gradient of scores needs a buffer exactly if there are scores that learn")]
     ScoresGradient,
     /// A selection with runners-up got no buffer for their gradient, or one without got one.
     #[error("the gradient of the rank needs a buffer exactly if there are runners-up")]

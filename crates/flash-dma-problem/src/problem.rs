@@ -109,6 +109,8 @@ pub struct Problem {
     pub element: ElementType,
     /// True if keys are selected by scores, which are added to the logits.
     pub has_scores: bool,
+    /// True if the backward pass computes the gradient of the scores; never without them.
+    pub scores_learn: bool,
     /// The most keys that are alive at one position: how many each query keeps, or the stated bound for given
     /// intervals; `usize::MAX` if none was requested. Lists of keys are sized by it.
     pub window: usize,
@@ -180,6 +182,7 @@ impl Problem {
             head_dim,
             element,
             has_scores: scores.is_some(),
+            scores_learn: scores.is_some(),
             window,
             causal: options.causal,
             scale,
@@ -189,6 +192,15 @@ impl Problem {
             dropout: options.dropout.and_then(Dropout::effective),
             engine: options.engine,
         })
+    }
+
+    /// The same with scores that are constant, if it has any: the backward pass leaves their gradient out.
+    #[must_use]
+    pub fn with_constant_scores(self) -> Self {
+        Self {
+            scores_learn: false,
+            ..self
+        }
     }
 
     /// Query heads that share a key/value head.

@@ -241,7 +241,7 @@ pub struct Gradients<R, W = R> {
     pub k: R,
     /// `[batch, kv_heads, k_len, head_dim]`.
     pub v: R,
-    /// `[batch, kv_heads, k_len]`; present exactly if the problem has scores.
+    /// `[batch, kv_heads, k_len]`; present exactly if the problem has scores that learn.
     pub scores: Option<W>,
     /// `[batch, kv_heads, k_len]`: of the tensor that ranks the keys; present exactly if there is a [`RankLearning`].
     pub rank: Option<W>,

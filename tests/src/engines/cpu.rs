@@ -146,7 +146,7 @@ fn backward<E: Host + Element>(call: &Call) -> Passes {
     let mut q: Vec<E> = unwritten(&p.q_shape(), missing);
     let [mut k, mut v]: [Vec<E>; 2] = [(); 2].map(|()| unwritten(&p.kv_shape(), missing));
     let of_keys = |has: bool| has.then(|| unwritten(&p.scores_shape(), missing));
-    let mut scores: Option<Vec<f32>> = of_keys(p.has_scores);
+    let mut scores: Option<Vec<f32>> = of_keys(p.scores_learn);
     let mut rank: Option<Vec<f32>> = of_keys(call.runner_up_ends.is_some());
     let buffers = Buffers::new(call);
     let saved = forwarded.saved(p, view(&call.grad_out, &grad_out), grad_lse.as_deref());

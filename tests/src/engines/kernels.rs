@@ -408,7 +408,7 @@ impl<T: Target> Engine for Kernels<T> {
         let of_keys =
             |has: bool| has.then(|| self.result(call, &p.scores_shape(), ElementType::F32));
         let (scores, rank) = (
-            of_keys(p.has_scores),
+            of_keys(p.scores_learn),
             of_keys(call.runner_up_ends.is_some()),
         );
         let grad_lse = call.grad_lse.as_ref();

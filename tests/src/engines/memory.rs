@@ -71,7 +71,7 @@ impl<T: Target> Kernels<T> {
             q: grad_q,
             k: grad_k,
             v: grad_v,
-            scores: p.has_scores.then_some(grad_scores),
+            scores: p.scores_learn.then_some(grad_scores),
             rank: None,
         };
         let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));

@@ -312,6 +312,8 @@ fn make_compete(spec: &mut Spec) {
         && (same || parts.documents.is_none())
     {
         selecting.competes = true;
+        // Both are one tensor.
+        selecting.constant = false;
     }
 }
 
@@ -432,12 +434,14 @@ fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
             narrower: one(rng, &[0, 1, 40]),
         }),
     };
+    let left_out = chance(rng, 3);
     Selecting {
         by,
         runners_up,
-        left_out: chance(rng, 3),
+        left_out,
         competes: false,
         apart: chance(rng, 3),
+        constant: (left_out || runners_up.is_some()) && chance(rng, 2),
     }
 }
 

@@ -174,7 +174,14 @@ impl Drawn {
         if let Some(selected) = &selected {
             options.keep_window = Some(most_live(spec, &selected.intervals).max(1));
         }
-        let problem = problem(q, kv, scores.is_some(), spec.element, &options);
+        let constant = selecting.is_some_and(|selecting| selecting.constant);
+        let problem = match (
+            problem(q, kv, scores.is_some(), spec.element, &options),
+            constant,
+        ) {
+            (problem, true) => problem.with_constant_scores(),
+            (problem, false) => problem,
+        };
         let [q, mut k, mut v] = qkv;
         if let What::Decoded(decoding) = &spec.what {
             let shared = decoding.shared.min(decoding.prefill);
@@ -227,8 +234,17 @@ impl Drawn {
         })
     }
 
-    /// The results by definition. The gradient of the rank is separate if `apart`, otherwise in that of the scores.
+    /// The results by definition. The gradient of the rank is separate if `apart`, otherwise in that of the scores, which
+    /// it replaces if they are constant.
     pub(super) fn expected(&self, apart: bool) -> Expected {
+        let p = &self.inputs.problem;
+        match p.has_scores && !p.scores_learn {
+            true => self.expected_of_all(true).without("dscores"),
+            false => self.expected_of_all(apart),
+        }
+    }
+
+    fn expected_of_all(&self, apart: bool) -> Expected {
         let of_keys = self.expected_of_keys(&self.grads, apart);
         match &self.sink {
             None => of_keys,

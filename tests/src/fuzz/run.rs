@@ -150,8 +150,9 @@ fn attention<E: Engine>(engine: &E, spec: &Spec) -> Checked {
     if expected.exceeds_its_type() {
         return Ok(None);
     }
-    if grads.scores.is_some() != p.has_scores {
-        return Err("dscores is given exactly if there are scores".into());
+    // In one tensor with the rank, constant scores leave its gradient.
+    if grads.scores.is_some() != (p.scores_learn || p.has_scores && !apart) {
+        return Err("dscores is given exactly if there are scores that learn".into());
     }
     let others = || (Drawn::others(spec).map(|other| other.expected(apart))).collect();
     let looked_twice = expected.compare(others, &outputs, &grads.given())?;

@@ -168,6 +168,7 @@ fn simpler_selecting(selecting: &Selecting) -> Vec<Selecting> {
     with(&|s| s.competes = false);
     with(&|s| s.left_out = false);
     with(&|s| s.apart = false);
+    with(&|s| s.constant = false);
     match selecting.by {
         By::Ends(_) => with(&|s| s.by = By::default()),
         By::Rank(parts) => {

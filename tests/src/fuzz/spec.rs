@@ -91,6 +91,8 @@ pub struct Selecting {
     pub competes: bool,
     /// True if the logits get a tensor other than the rank: a normal one.
     pub apart: bool,
+    /// True if the scores are constant; the rank learns.
+    pub constant: bool,
 }
 
 /// The source of the intervals.

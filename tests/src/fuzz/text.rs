@@ -111,7 +111,8 @@ impl fmt::Display for Selecting {
         word(f, "runners", self.runners_up)?;
         flag(f, "leave", self.left_out)?;
         flag(f, "compete", self.competes)?;
-        flag(f, "apart", self.apart)
+        flag(f, "apart", self.apart)?;
+        flag(f, "constant", self.constant)
     }
 }
 
@@ -209,6 +210,7 @@ impl<'a> Reader<'a> {
             left_out: self.flag("leave"),
             competes: self.flag("compete"),
             apart: self.flag("apart"),
+            constant: self.flag("constant"),
         })
     }
 

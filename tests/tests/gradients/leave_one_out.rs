@@ -1,9 +1,10 @@
 //! The gradient of kept keys, by leaving each out, together with that of runners-up.
 
 use super::runners_up::{
-    assert_all_but_scores_same, assert_same, call, case, check_all, from, groups, in_fixed_order,
-    kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
+    Runners, alibi, assert_all_but_scores_same, assert_same, call, case, check_all, from, groups,
+    in_fixed_order, kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
 };
+use flash_dma_reference::compare::sum;
 use flash_dma_tests::Layout::{Padded, Transposed};
 use flash_dma_tests::prelude::*;
 
@@ -109,7 +110,102 @@ fn a_nan_stays_with_its_rows<E: Engine>(engine: &E) {
     }
 }
 
+/// Scores that are constant, and no gradient of the LSE, as where scores only rank: what kept keys learn may be summed with
+/// the gradients of keys and values.
+fn of_constant_scores<E: Engine>(engine: &E) {
+    let medium = [
+        (case(239, 113, 40), 10),
+        (case(250, 250, 40).heads(4, 1), 0),
+        (case(150, 150, 20).scores(Scores::Ties), 9),
+        (case(150, 257, 64).full(), 30),
+    ];
+    let device = [
+        (wide(700, 900, 100), 40),
+        (
+            case(700, 900, 100).options(|o| o.with_deterministic(true)),
+            40,
+        ),
+    ];
+    let cases = E::cases_or_device([(case(40, 40, 6), 3)], medium, device);
+    cases
+        .into_iter()
+        .for_each(|case| with_constant_scores(engine, case));
+}
+
+/// The same of every option, on tensor cores of which the dk/dv kernel sums it.
+fn of_constant_scores_and_options<T: Target>(kernels: &Kernels<T>) {
+    let of = |dim, element| wide(700, 700, 90).dim(dim).element(element).heads(4, 2);
+    let capped = |case: Case| case.options(|o| o.with_softcap(3.0).with_scale(0.7));
+    let cases = [
+        (wide(900, 700, 100), 0),
+        (wide(300, 300, 1), 1),
+        (wide(100, 100, 100), 20),
+        (wide(700, 700, 100).full(), 40),
+        (wide(700, 700, 100).heads(4, 1), 50),
+        (of(128, Bf16), 25),
+        (of(128, Bf16).deviation(30.0), 25),
+        (capped(of(128, F16)), 25),
+        (alibi(of(128, Bf16)), 25),
+        // Several chunks of queries, to whose keys some cubes add.
+        (wide(2300, 2500, 512), 128),
+        (wide(2500, 2300, 40).heads(4, 1), 600),
+        (
+            wide(2300, 2500, 512).options(|o| o.with_deterministic(true)),
+            128,
+        ),
+    ];
+    let kinds = Scores::ALL.map(|kind| (wide(150, 150, 20).scores(kind), 9));
+    let device = cases.into_iter().chain(kinds);
+    for case in Kernels::<T>::cases([], [], device) {
+        with_constant_scores(kernels, case);
+    }
+}
+
+fn with_constant_scores<E: Engine>(engine: &E, (case, more): Runners) {
+    if engine.lacks(case.element) {
+        return;
+    }
+    let case = Case {
+        grad_lse: false,
+        ..case
+    };
+    let inputs = case.inputs();
+    let mut call = call(engine, &(case.clone(), more), &inputs, true);
+    call.problem = call.problem.with_constant_scores();
+    let (_, grads) = run(engine, &call);
+    let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
+    let (grad_out, from) = (case.gradients(&inputs).out, from(&inputs));
+    let rank = sum(
+        (
+            inputs.rank_gradient(more, &grad_out, None),
+            inputs.naive_rank_gradient(more, &grad_out, None),
+        ),
+        &(
+            inputs.left_out_gradient(&from, &grad_out, None),
+            inputs.naive_left_out_gradient(&from, &grad_out, None),
+        ),
+    );
+    let (p, exact) = (&inputs.problem, inputs.backward(&grad_out, None));
+    let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
+    let rows = [exact.q, exact.k, exact.v];
+    wanted.qkv(p, rows, &inputs.naive_backward(&grad_out, None));
+    wanted.gradient("rank", &p.scores_shape(), rank);
+    // One tensor for scores and rank gets what the rank learns.
+    let of_rank = grads.rank.or(grads.scores).expect("a rank learns");
+    for (name, actual) in [
+        ("dq", &grads.q),
+        ("dk", &grads.k),
+        ("dv", &grads.v),
+        ("rank", &of_rank),
+    ] {
+        wanted.check_one(name, actual, &what);
+    }
+}
+
+kernel_runtimes!(of_constant_scores_and_options);
+
 every_engine!(
+    of_constant_scores,
     of_every_length_and_window,
     of_every_kind_of_scores: kinds(&[9], true),
     of_groups: groups(&[(4, 4), (4, 1), (6, 2)], ([257, 300, 64], 16), true),

@@ -165,7 +165,7 @@ fn head_dims<E: Engine>(engine: &E, dims: [usize; 2], element: ElementType) {
     check_all(engine, false, [(of(40, 6, 32), 3)], medium, device);
 }
 
-fn alibi(case: Case) -> Case {
+pub(super) fn alibi(case: Case) -> Case {
     let slopes = AlibiSlopes::standard(case.q_heads);
     case.options(|o| o.with_alibi(slopes))
 }

@@ -92,7 +92,7 @@ pub trait DynamicMaskOps: Backend {
     /// if they were attended, and for kept keys that learn their [worth](crate::OWN_OUTPUT_WEIGHT). Under autodiff,
     /// tracked q, k, v, scores or gradients panic with the text of
     /// [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).
-    #[fusion(meta = |q, k, v, selection, _saved, _problem| gradients([q, k, v], selection))]
+    #[fusion(meta = |q, k, v, selection, _saved, problem| gradients([q, k, v], selection, problem))]
     fn dynamic_mask_backward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
@@ -122,14 +122,20 @@ pub(super) fn forwarded(q: &TensorSpec, problem: &Problem) -> ForwardedMetadata 
 }
 
 #[cfg(feature = "fusion")]
-fn gradients([q, k, v]: [&TensorSpec; 3], selection: &SelectionMetadata) -> AttentionGradsMetadata {
+fn gradients(
+    [q, k, v]: [&TensorSpec; 3],
+    selection: &SelectionMetadata,
+    problem: &Problem,
+) -> AttentionGradsMetadata {
     AttentionGradsMetadata {
         q: q.clone(),
         k: k.clone(),
         v: v.clone(),
         scores: match selection {
-            SelectionMetadata::All => OptionalFloatMetadata::None,
-            SelectionMetadata::Scored { scores, .. } => OptionalFloatMetadata::Some(scores.clone()),
+            SelectionMetadata::Scored { scores, .. } if problem.scores_learn => {
+                OptionalFloatMetadata::Some(scores.clone())
+            }
+            _ => OptionalFloatMetadata::None,
         },
         rank: match selection {
             SelectionMetadata::Scored {

@@ -1,5 +1,6 @@
 //! The comptime configurations of the tensor-core backward kernels, and the rules that choose them.
 
+use crate::args::{Saved, Selection};
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::{MmaBlueprint, heads_per_tile, processors};
 use crate::matrix::logit_scale::LogitForm;
@@ -66,6 +67,8 @@ pub(crate) struct DkdvBlueprint {
     pub softcap: bool,
     /// True if pairs are dropped out. Pairs that train the rank never are.
     pub dropout: bool,
+    /// True if the dk/dv kernel sums what kept keys learn, in place of the gradients of constant scores. Only with `wgmma`.
+    pub kept: bool,
     /// Number of ALiBi slopes that a cube reads, one per query head of its kv head; 0 without ALiBi.
     pub slopes: usize,
     /// True if several cubes may add to a key's gradients: f32 sums, and atomics for keys with queries in several
@@ -160,6 +163,25 @@ impl MmaBlueprints {
         let dq = DqBlueprint::choose(tile, shared)?;
         let dkdv = DkdvBlueprint::choose_masked(instruction, problem, shared)?;
         Ok(Self::with_tiles(dq, dkdv, None, p, properties))
+    }
+
+    /// The configuration in which the dk/dv kernel also sums what kept keys learn, where it can: it has the products and
+    /// the probabilities of every kept pair, so a rank kernel need not compute them again. It has no registers for the
+    /// gradients of scores as well, nor for those of the LSEs; a dropped pair learns, but has no gradient; and a fixed
+    /// order has a kernel of its own that adds the parts.
+    pub(crate) fn with_kept(
+        mut self,
+        problem: &Problem,
+        selection: Option<&Selection>,
+        saved: &Saved,
+    ) -> Self {
+        let learning = selection.and_then(|selection| selection.learning.as_ref());
+        let tiles = &mut self.dkdv.tiles;
+        tiles.kept = tiles.instruction == Instruction::Wgmma
+            && learning.is_some_and(|learning| learning.kept_from.is_some())
+            && !(problem.scores_learn || tiles.dropout || tiles.parts)
+            && saved.grad_lse.is_none();
+        self
     }
 
     fn with_tiles(
@@ -356,6 +378,7 @@ impl DkdvBlueprint {
             pattern: Pattern::scored(problem),
             softcap: problem.softcap.is_some(),
             dropout: problem.dropout.is_some(),
+            kept: false,
             slopes: problem.alibi.map_or(0, |_| problem.group()),
             shared_keys: false,
             parts: false,
@@ -499,6 +522,10 @@ impl DkdvBlueprint {
             + match self.slopes {
                 0 => 0,
                 slopes => words(slopes) + words(self.keys()),
+            }
+            + match self.kept {
+                true => words(self.keys()),
+                false => 0,
             }
             // The gradients of the LSEs, and the sums of one half.
             + match self.divided {

@@ -7,7 +7,7 @@ use crate::host::check::{check_gradients, check_inputs, check_saved, check_segme
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
 use crate::host::pass::{Config, ConfigOf, Pass, Plan, Rows};
-use crate::host::scratch::bytes;
+use crate::host::scratch::{bytes, scratch};
 use crate::matrix::wgmma::boxes::takes_boxes;
 use crate::pattern::intervals::LiveKeys;
 use crate::pattern::intervals::order::{OrderedKeys, by_death};
@@ -121,6 +121,7 @@ impl Pass for ScoredBackward<'_> {
     ) -> Result<MmaBlueprints, Refusal> {
         let (p, size) = (self.problem, self.problem.element.size());
         let blueprints = MmaBlueprints::choose(instruction, p, properties)?;
+        let blueprints = blueprints.with_kept(p, self.inputs.selection.as_ref(), self.saved);
         check_segments(self.inputs.rows(), size)?;
         check_rows(self.saved, instruction, &self.inputs.q, size)?;
         Ok(blueprints)
@@ -139,7 +140,11 @@ impl Pass for ScoredBackward<'_> {
             Config::Portable(blueprints) => blueprints.workspace(self.problem, selection),
             Config::Matrix(blueprints) => blueprints.workspace(self.problem, selection),
         };
-        of_engine + rest_bytes(self.problem, self.saved)
+        let unasked = match self.sums_unasked_scores(config) {
+            true => bytes(self.problem.scores_shape()),
+            false => 0,
+        };
+        of_engine + unasked + rest_bytes(self.problem, self.saved)
     }
 
     fn check(&self, grads: &Gradients) -> Result<(), AttentionError> {
@@ -153,8 +158,11 @@ impl Pass for ScoredBackward<'_> {
         fill(client, &grads.q, 0.0, elem_type(self.problem.element));
     }
 
-    fn launch(&self, client: &Client, config: ConfigOf<Self>, grads: Gradients) {
+    fn launch(&self, client: &Client, config: ConfigOf<Self>, mut grads: Gradients) {
         let (problem, inputs, saved) = (self.problem, self.inputs, self.saved);
+        if self.sums_unasked_scores(&config) {
+            grads.scores = Some(scratch(client, problem.scores_shape()));
+        }
         match config {
             Config::Portable(blueprints) => {
                 if problem.has_scores {
@@ -178,6 +186,15 @@ impl Pass for ScoredBackward<'_> {
                 matrix::launch(client, problem, inputs, saved, &grads, blueprints);
             }
         }
+    }
+}
+
+impl ScoredBackward<'_> {
+    /// True if the kernels sum the gradient of constant scores, for which the caller has no buffer: they spare the sums
+    /// only where they need the registers.
+    fn sums_unasked_scores(&self, config: &ConfigOf<Self>) -> bool {
+        let kept = matches!(config, Config::Matrix(blueprints) if blueprints.dkdv.tiles.kept);
+        self.problem.has_scores && !self.problem.scores_learn && !kept
     }
 }
 
@@ -252,9 +269,9 @@ impl<'a> PortablePass<'a> {
         };
         let learning = selection.learning.as_ref().expect("a rank comes with it");
         let kernel = self.kernel(PortableKeys::All, self.blueprints.dkdv);
-        for source in sources(learning) {
+        for (n, source) in sources(learning).enumerate() {
             let ranked = ranked_keys(self.keys.client, self.keys.problem, selection, source);
-            let terms = rank_terms(self.saved.grad_lse.as_ref(), source);
+            let terms = rank_terms(self.saved.grad_lse.as_ref(), source, n > 0);
             kernel.rank(self.saved(), terms, &selection.scores, ranked, rank);
         }
     }

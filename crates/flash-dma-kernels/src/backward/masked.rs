@@ -236,6 +236,7 @@ impl MaskedBackward<'_> {
             source: SourceTensors {
                 bias: inputs.bias.clone(),
                 keys,
+                kept_from: None,
             },
             capacity,
             chunks: 1,

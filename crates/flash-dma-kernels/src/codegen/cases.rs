@@ -90,6 +90,12 @@ fn attention() -> Vec<Case> {
     let few = |call: Attention| with(call, |c| (c.q_len, c.backward) = (16, false));
     let runners = |call: Attention| with(call, |c| c.runners_up = true);
     let left_out = |call| with(runners(call), |c| c.left_out = true);
+    // The dk/dv kernel sums what kept keys learn.
+    let kept = |call: Attention| {
+        with(left_out(call), |c| {
+            (c.constant_scores, c.grad_lse, c.engines) = (true, false, &[Engine::Wgmma]);
+        })
+    };
     let no_lse = |call: Attention| with(call, |c| c.grad_lse = false);
     let huge = |call: Attention| with(call, |c| c.k_len = LONG_K_LEN);
     // Enough chunks for tiles of 128 runners-up.
@@ -149,6 +155,13 @@ fn attention() -> Vec<Case> {
         ("-left-out-deterministic", left_out(on(d128, fixed))),
         ("-left-out-no-lse", no_lse(left_out(d128))),
         ("-left-out-long", long(left_out(d128))),
+        ("-kept", kept(d64)),
+        ("-kept", kept(d128)),
+        ("-kept", kept(f16)),
+        ("-kept-softcap", kept(on(d128, capped))),
+        ("-kept-alibi", kept(on(d128, biased))),
+        ("-kept-full", kept(on(d128, full))),
+        ("-kept-long", long(kept(d128))),
     ]);
     let case = |(suffix, call): (&str, Attention)| {
         call.case(format!("{}-d{}{suffix}", call.element, call.head_dim))
@@ -201,6 +214,8 @@ struct Attention {
     /// True if the selection has runners-up.
     runners_up: bool,
     left_out: bool,
+    /// True if the scores only rank the keys.
+    constant_scores: bool,
     /// Engines to launch, if they support the problem; the portable one supports all.
     engines: &'static [Engine],
 }
@@ -222,6 +237,7 @@ impl Attention {
             grad_lse: true,
             runners_up: false,
             left_out: false,
+            constant_scores: false,
             engines: &[Engine::Portable, Engine::Mma, Engine::Wgmma],
         }
     }
@@ -235,7 +251,10 @@ impl Attention {
         let kv = [1, HEADS, self.k_len, self.head_dim];
         let (scores, size) = (self.scored.then_some(&kv[..3]), self.element.size());
         let problem = Problem::new(&q, &kv, &kv, scores, self.element, &self.options);
-        let problem = problem.expect("a valid problem");
+        let problem = match (problem.expect("a valid problem"), self.constant_scores) {
+            (problem, true) => problem.with_constant_scores(),
+            (problem, false) => problem,
+        };
         let mut tensors = tensors::Attention::scored(client, &problem);
         let padded = || {
             let width = self.head_dim + self.row_padding;

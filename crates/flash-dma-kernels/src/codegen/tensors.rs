@@ -64,7 +64,7 @@ impl Attention<Problem> {
                 q: grad_q,
                 k: grad_k,
                 v: grad_v,
-                scores: p.has_scores.then(words),
+                scores: p.scores_learn.then(words),
                 rank: None,
             },
         }

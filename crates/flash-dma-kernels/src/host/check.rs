@@ -183,7 +183,7 @@ pub(crate) fn check_gradients(
     check_tensor(TensorName::GradQuery, &grads.q, &q, size, contiguous)?;
     check_tensor(TensorName::GradKey, &grads.k, &kv, size, contiguous)?;
     check_tensor(TensorName::GradValue, &grads.v, &kv, size, contiguous)?;
-    if grads.scores.is_some() != problem.has_scores {
+    if grads.scores.is_some() != problem.scores_learn {
         return Err(AttentionError::ScoresGradient);
     }
     check_words(TensorName::GradScores, grads.scores.as_ref(), &scores)?;

@@ -15,10 +15,19 @@ const LARGE: f32 = 128.0;
 pub(crate) enum PairKind {
     /// Every row sees every key, and no LSE is large.
     Full,
+    /// Like `Full`, and the rank of every key learns from every row; only in the dk/dv kernel.
+    Learning,
     /// Some row may not see some key.
     Boundary,
     /// Like `Boundary`, and some LSE is large.
     Large,
+}
+
+impl PairKind {
+    /// True if every row sees every key.
+    pub(crate) fn is_full(self) -> bool {
+        matches!(self, Self::Full | Self::Learning)
+    }
 }
 
 /// True if an LSE exceeds [`LARGE`]; -inf, the LSE of a row without keys, does not.

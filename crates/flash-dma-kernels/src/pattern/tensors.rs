@@ -7,6 +7,8 @@ use cubecl::prelude::*;
 pub(crate) struct SourceTensors {
     pub bias: Option<TensorBinding>,
     pub keys: KeyTensors,
+    /// The first position at which its rank keeps each key, for a kernel in which kept keys learn.
+    pub kept_from: Option<TensorBinding>,
 }
 
 /// The keys that are read, and the tensors that list them.
@@ -34,6 +36,6 @@ impl SourceTensors {
             KeyTensors::All => &[],
             KeyTensors::Intervals(tensors) | KeyTensors::Planned(tensors) => tensors,
         };
-        self.bias.iter().chain(keys)
+        self.bias.iter().chain(keys).chain(&self.kept_from)
     }
 }

@@ -11,7 +11,7 @@ use crate::portable::intervals::KeyIntervals;
 use crate::portable::memory::{KeyRows, NotFinite, QueryRows, RowList, TileRows};
 use crate::portable::product::products;
 use crate::portable::visibility::{Visibility, VisibilityExpand, logit};
-use crate::rank_terms::{Change, ChangeKind, RankTerms, adds};
+use crate::rank_terms::{Change, ChangeKind, RankTerms};
 use cubecl::prelude::*;
 
 /// One cube owns the tile `CUBE_POS_X` of the keys of kv head `CUBE_POS_Y` of sequence `CUBE_POS_Z`. It streams, for
@@ -81,8 +81,7 @@ pub(crate) fn rank_kernel<F: Float, N: Size>(
             bp,
         );
     }
-    let adds = comptime!(adds(terms.change.kind));
-    sums.store(rank, &tile, adds, bp);
+    sums.store(rank, &tile, comptime!(terms.adds), bp);
 }
 
 #[cube]

@@ -202,9 +202,14 @@ impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
         let ([q, k, v], logits, selection) = self.unpack(inputs, learning);
         let of_logits =
             logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
+        // Constant scores accumulate nothing either, and sums that nobody reads take time.
+        let problem = match tracked.get(3 + usize::from(self.has_sink)) {
+            Some(false) => self.problem.with_constant_scores(),
+            _ => self.problem,
+        };
         // With the output and the LSE of all logits, the weights of keys, the gains of runners-up and the worth of
         // kept keys include the sink.
-        let grads = B::dynamic_mask_backward(q, k, v, selection, saved, self.problem);
+        let grads = B::dynamic_mask_backward(q, k, v, selection, saved, problem);
         let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
         let rows = [grads.q, grads.k, grads.v].map(Some);
         let others = of_logits.into_iter().chain([scores, rank]);

@@ -67,7 +67,7 @@ impl DynamicMaskOps for CubeBackend {
             q: grad_q,
             k: grad_k,
             v: grad_v,
-            scores: problem.has_scores.then(words),
+            scores: problem.scores_learn.then(words),
             rank: learns.then(words),
         };
         let inputs = inputs(problem.engine, [q, k, v], selection);

@@ -155,7 +155,7 @@ impl Call {
         let saved = addressable_saved(saved);
         let mut rows = RowGradients::<E>::new(&self.rows, problem);
         let [q, k, v] = rows.slices();
-        let mut scores = (problem.has_scores).then(|| buffer(problem.scores_shape()));
+        let mut scores = (problem.scores_learn).then(|| buffer(problem.scores_shape()));
         let learns = (self.selection.as_ref()).is_some_and(|s| s.learning.is_some());
         let mut rank = learns.then(|| buffer(problem.scores_shape()));
         run(flash_dma_cpu::backward(

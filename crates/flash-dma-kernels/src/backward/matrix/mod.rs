@@ -137,6 +137,9 @@ impl MmaPass<'_> {
                 let source = SourceTensors {
                     bias: Some(selection.scores.clone()),
                     keys: KeyTensors::Intervals([selection.intervals.clone(), keys, counts]),
+                    kept_from: (selection.learning.as_ref())
+                        .filter(|_| dkdv.tiles.kept)
+                        .and_then(|learning| learning.kept_from.clone()),
                 };
                 (source, listed.capacity)
             }
@@ -157,7 +160,11 @@ impl MmaPass<'_> {
             parts.gather(client, problem, selection, listed, dkdv.chunk, grads);
             return;
         }
-        let scores = grads.scores.clone();
+        // What the kernel sums for each key.
+        let scores = match dkdv.tiles.kept {
+            true => grads.rank.clone(),
+            false => grads.scores.clone(),
+        };
         if let Some(scores) = &scores {
             fill(client, scores, 0.0, words);
         }
@@ -177,7 +184,8 @@ impl MmaPass<'_> {
         self.launch_dkdv(lists, to, scores, element);
     }
 
-    /// The gradient of the rank, if it is learned; all other keys get zero.
+    /// The gradient of the rank, if it is learned; all other keys get zero. What kept keys learn is there already if the
+    /// dk/dv kernel summed it.
     fn launch_ranks(&self, keys: &SelectedKeys, grads: &Gradients) {
         let (Some((selection, _)), Some(rank)) = (&keys.selection, &grads.rank) else {
             return;
@@ -186,8 +194,15 @@ impl MmaPass<'_> {
         let learning = selection.learning.as_ref().expect("a rank comes with it");
         let blueprint = self.blueprints.rank.expect("a rank comes with scores");
         let chunks = blueprint.chunks(problem);
-        fill(client, rank, 0.0, f32::elem_type_native());
+        let in_dkdv = self.blueprints.dkdv.tiles.kept;
+        if !in_dkdv {
+            fill(client, rank, 0.0, f32::elem_type_native());
+        }
+        let mut adds = in_dkdv;
         for source in sources(learning) {
+            if in_dkdv && matches!(source, RankedSource::Kept(_)) {
+                continue;
+            }
             let ranked = ranked_keys(client, problem, selection, source);
             let (keys, counts, capacity) = if chunks > 1 {
                 let max_live = match source {
@@ -205,12 +220,14 @@ impl MmaPass<'_> {
                 source: SourceTensors {
                     bias: Some(selection.scores.clone()),
                     keys: KeyTensors::Intervals([ranked.spans, keys, counts]),
+                    kept_from: None,
                 },
                 capacity,
                 chunks,
                 tiles: capacity.div_ceil(blueprint.tiles.keys()),
             };
-            self.launch_rank(lists, source, rank, blueprint);
+            self.launch_rank(lists, source, adds, rank, blueprint);
+            adds = true;
         }
     }
 }

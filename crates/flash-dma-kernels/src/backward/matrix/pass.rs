@@ -277,16 +277,18 @@ impl<'a> MmaPass<'a> {
         QueryBoxesLaunch::new(q_boxes, o_boxes, row_boxes, word_boxes.into())
     }
 
-    /// Launches the rank kernel for `keys`, which are those of `source` on their intervals; kept ones add to the rank.
+    /// Launches the rank kernel for `keys`, which are those of `source` on their intervals; it overwrites their ranks'
+    /// gradients or, if it `adds`, adds to what earlier launches have written.
     pub(crate) fn launch_rank(
         &self,
         keys: KeyLists,
         source: RankedSource,
+        adds: bool,
         rank: &TensorBinding,
         ChunkedBlueprint { tiles, chunk }: ChunkedBlueprint,
     ) {
         let problem = self.problem;
-        let terms = rank_terms(self.saved.grad_lse.as_ref(), source);
+        let terms = rank_terms(self.saved.grad_lse.as_ref(), source, adds);
         let (cubes, grid) = (keys.cubes(problem), keys.grid(chunk));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {

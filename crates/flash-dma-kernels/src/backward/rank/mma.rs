@@ -24,7 +24,7 @@ use crate::matrix::fragment::quad_sum;
 use crate::matrix::logit_scale::is_unusual;
 use crate::matrix::mma::{LanePlace, load_a, multiply};
 use crate::matrix::ptx::{commit_copies, shared_address, wait_copies};
-use crate::rank_terms::{RankTerms, adds};
+use crate::rank_terms::RankTerms;
 use cubecl::prelude::*;
 
 /// One cube owns one tile of the keys of a kv head and of a chunk of queries, see [`of_ranked`](ChunkTile::of_ranked).
@@ -79,8 +79,7 @@ pub(crate) fn rank_mma_kernel<E: Float>(
             inputs, terms, &pairs, &order, &mut tiles, of_lse, &keys, &mut sums,
         );
     }
-    let adds = comptime!(adds(terms.change.kind));
-    write_sums(source, &place, &sums, rank, adds, bp);
+    write_sums(source, &place, &sums, rank, comptime!(terms.adds), bp);
 }
 
 /// Starts the copies of the gradients of the LSEs of step `step`, at `cursor`, if there are some.

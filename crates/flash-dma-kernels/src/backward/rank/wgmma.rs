@@ -26,7 +26,7 @@ use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but};
 use crate::matrix::wgmma::ring::Ring;
-use crate::rank_terms::{Change, RankTerms, adds};
+use crate::rank_terms::{Change, RankTerms};
 use cubecl::prelude::*;
 
 /// [`rank_mma_kernel`](crate::backward::rank::mma::rank_mma_kernel) with `wgmma`: the same cubes, buffers and sums. A
@@ -97,6 +97,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
                 turn,
                 stage,
                 seen: 0u32,
+                learns: false.runtime(),
             };
             steps.advance_present(turn, bp);
             // Waits for all but dP^T.
@@ -121,7 +122,7 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             ring.arrive_empty(stage);
         }
     }
-    sums.write(&keys, rank);
+    sums.write(&keys, rank, comptime!(terms.adds));
 }
 
 /// The LSE gradients of a step's rows whose columns this lane holds; zeros without.
@@ -294,8 +295,7 @@ impl KeySums {
     }
 
     /// Writes or adds the sums over the lanes of a quad.
-    fn write(&self, keys: &LaneKeys, rank: &mut [f32]) {
-        let adds = comptime!(adds(self.change.kind));
+    fn write(&self, keys: &LaneKeys, rank: &mut [f32], #[comptime] adds: bool) {
         let upper = quad_sum(self.upper);
         let lower = quad_sum(self.lower);
         let quad = UNIT_POS_X as usize % 4;

@@ -64,6 +64,7 @@ impl<'a> SelectedKeys<'a> {
                 source: SourceTensors {
                     bias: Some(selection.scores.clone()),
                     keys: KeyTensors::Intervals([intervals, lists.keys, lists.counts]),
+                    kept_from: None,
                 },
                 first: slice.start,
                 // Without causal masking all tiles share the one list.

@@ -62,6 +62,7 @@ impl MaskedInputs {
         SourceTensors {
             bias: self.bias.clone(),
             keys,
+            kept_from: None,
         }
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct KeyTileIntervals {
     /// The keys of each chunk, see [`ChunkKeys`](crate::pattern::intervals::chunks::ChunkKeys).
     pub list: Box<[u32]>,
     pub counts: Box<[u32]>,
+    /// `bp.kept` only, contiguous `[batch, kv_heads, k_len]`: the first position at which its rank keeps each key.
+    pub kept_from: ComptimeOption<Box<[u32]>>,
 }
 
 /// The keys of a tile plan. There is one chunk, of all queries.
@@ -67,8 +69,8 @@ pub(crate) struct KeyTilePlan {
 pub(crate) struct KeyGradients<O: Float> {
     pub k: GradientRows<O>,
     pub v: GradientRows<O>,
-    /// Gradients of the scores, or of a bias per key: one per row of `k`, which a cube overwrites or, with
-    /// `bp.shared_keys`, adds to; with `bp.pattern.has_head_bias()` contiguous `[batch, q_heads, k_len]`, added to.
+    /// Gradients of the scores, or of a bias per key, or with `bp.kept` of the rank: one per row of `k`, which a cube
+    /// overwrites or, with `bp.shared_keys`, adds to; with `bp.pattern.has_head_bias()` contiguous `[batch, q_heads, k_len]`, added to.
     pub scores: ComptimeOption<Box<[f32]>>,
 }
 
@@ -183,7 +185,9 @@ impl SourceTensors {
             KeyTensors::All => {}
             KeyTensors::Intervals(tensors) => {
                 let [ends, list, counts] = tensors.map(TensorBinding::into_buffer_arg);
-                intervals = Some(KeyTileIntervalsLaunch::new(ends, list, counts));
+                let kept_from = self.kept_from.map(TensorBinding::into_buffer_arg);
+                let kept_from = kept_from.into();
+                intervals = Some(KeyTileIntervalsLaunch::new(ends, list, counts, kept_from));
             }
             KeyTensors::Planned(tensors) => {
                 let [bits, list, counts] = tensors.map(TensorBinding::into_buffer_arg);

@@ -3,8 +3,10 @@
 use crate::backward::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
-use crate::backward::dkdv::shared::keys::own_key;
+use crate::backward::dkdv::shared::keys::{OwnKey, own_key};
+use crate::backward::dkdv::shared::room_if;
 use crate::matrix::ptx::{global_address, read_ahead, uniform, uniform_address};
+use crate::pattern::intervals::classes::ChunkQueries;
 use crate::pattern::layout::{HEAD_BITS, QUERY_LIST_HEADER};
 use cubecl::prelude::*;
 
@@ -73,6 +75,16 @@ impl StepOrder {
                 && (query + comptime!(bp.queries())) as i32 <= self.range.full_to
         }
     }
+
+    /// True if every key learns from each of its queries of the step from query `query` on; `bp.kept` only.
+    pub(crate) fn all_learn(&self, query: usize) -> bool {
+        self.range.all_learn <= query as i32
+    }
+
+    /// True if some key learns from a query of that step; `bp.kept` only.
+    pub(crate) fn some_learn(&self, query: usize, #[comptime] bp: DkdvBlueprint) -> bool {
+        self.range.some_learn < (query + comptime!(bp.queries())) as i32
+    }
 }
 
 /// The query tiles that a key tile streams.
@@ -83,6 +95,10 @@ pub(crate) struct Range {
     /// Every key is attended to by the queries `full_from .. full_to`, if any.
     pub full_from: i32,
     pub full_to: i32,
+    /// With `bp.kept`: no key learns from a query before `some_learn`, and each from those of its queries that are not
+    /// before `all_learn`.
+    pub some_learn: i32,
+    pub all_learn: i32,
 }
 
 #[cube]
@@ -93,6 +109,8 @@ impl Range {
             tiles: 0usize,
             full_from: 0i32,
             full_to: 0i32,
+            some_learn: 0i32,
+            all_learn: 0i32,
         }
     }
 }
@@ -200,6 +218,27 @@ impl QuerySpan {
     }
 }
 
+/// The first query of the chunk from which a key's rank learns, its end if there is none; `bp.kept` only.
+#[cube]
+fn first_learning(
+    own: &OwnKey,
+    source: &KeyTileSource,
+    place: &ChunkTile,
+    #[comptime] bp: DkdvBlueprint,
+) -> i32 {
+    let mut learns = own.end;
+    if own.valid {
+        let keys = source.intervals.as_ref().unwrap();
+        let at = place.kv_row * place.sizes.k_len + own.key;
+        let from = keys.kept_from.as_ref().unwrap()[at];
+        let end = keys.ends[at].extract(1usize);
+        let all = ChunkQueries::all(place.sizes.q_len as u32, place.sizes.k_len as u32);
+        let first = all.seen(min(from, end), end, comptime!(bp.causal)).from;
+        learns = select(from < end, min(max(own.first, first), own.end), own.end);
+    }
+    learns
+}
+
 /// The queries of a tile's keys, in shared memory.
 #[derive(CubeType)]
 pub(crate) struct KeyBounds {
@@ -207,6 +246,8 @@ pub(crate) struct KeyBounds {
     pub first: Shared<[i32]>,
     /// `[keys]`: one past the last query of the chunk that does.
     pub end: Shared<[i32]>,
+    /// `[keys]`: the first query of the chunk from which the key learns, `end` if there is none; `bp.kept` only.
+    pub learns: ComptimeOption<Shared<[i32]>>,
 }
 
 #[cube]
@@ -215,6 +256,7 @@ impl KeyBounds {
         KeyBounds {
             first: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
             end: Shared::<[i32]>::new_aligned_slice(comptime!(bp.keys()), 128usize),
+            learns: room_if::<i32>(bp.kept, comptime!(bp.keys())),
         }
     }
 
@@ -230,12 +272,33 @@ impl KeyBounds {
             let own = own_key(unit, place, source, 0usize, false, bp);
             self.first[unit] = own.first;
             self.end[unit] = own.end;
+            if comptime!(bp.kept) {
+                let learns = self.learns.as_mut().unwrap();
+                learns[unit] = first_learning(&own, source, place, bp);
+            }
         }
     }
 
     /// The query tiles that attend to the keys of the tile.
     pub(crate) fn queries(&self, place: &ChunkTile, #[comptime] bp: DkdvBlueprint) -> Range {
         let span = self.span(place, 0usize, comptime!(bp.keys()));
+        let mut some_learn = 0i32;
+        let mut all_learn = 0i32;
+        if comptime!(bp.kept) {
+            some_learn = place.chunk_end;
+            all_learn = place.chunk_first;
+            let learns = self.learns.as_ref().unwrap();
+            let mut local = UNIT_POS_X as usize;
+            while local < comptime!(bp.keys()) {
+                if place.start + local < place.count {
+                    some_learn = min(some_learn, learns[local]);
+                    all_learn = max(all_learn, learns[local]);
+                }
+                local += 32;
+            }
+            some_learn = plane_min(some_learn);
+            all_learn = plane_max(all_learn);
+        }
         let queries = comptime!(bp.queries());
         let first = span.any_from as usize / queries;
         let mut tiles = 0usize;
@@ -247,6 +310,8 @@ impl KeyBounds {
             tiles: uniform(tiles),
             full_from: uniform(span.full_from as usize) as i32,
             full_to: uniform(span.full_to as usize) as i32,
+            some_learn: uniform(some_learn as usize) as i32,
+            all_learn: uniform(all_learn as usize) as i32,
         }
     }
 

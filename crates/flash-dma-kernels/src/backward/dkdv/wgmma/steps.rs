@@ -191,7 +191,13 @@ pub(crate) fn staged_step<E: Float>(
         // Copied, because `present` aliases the cursor's variables, which advance before the head is read.
         head = present.head;
     }
-    let at = step_at::<E>(stage, query, head, steps.is_full(turn, bp), tiles, bp);
+    let mut at = step_at::<E>(stage, query, head, steps.is_full(turn, bp), tiles, bp);
+    let mut learns = false;
+    if comptime!(bp.kept) {
+        learns = steps.order.all_learn(query);
+        // Pairs of a boundary step are tested one by one.
+        at.boundary = at.boundary || (!learns && steps.order.some_learn(query, bp));
+    }
     let mut seen = 0u32;
     if comptime!(bp.pattern.is_planned()) {
         // After the products: the words have arrived by now.
@@ -205,5 +211,6 @@ pub(crate) fn staged_step<E: Float>(
         turn,
         stage,
         seen,
+        learns,
     }
 }

@@ -13,8 +13,10 @@ use crate::backward::products::Products;
 use crate::matrix::dropout::{weighed, without_delta};
 use crate::matrix::fragment::pack;
 use crate::matrix::logit_scale::{PairKind, is_large_scaled};
+use crate::matrix::ptx::reciprocal;
 use crate::matrix::wgmma::product::finish;
 use cubecl::prelude::*;
+use flash_dma_problem::OWN_OUTPUT_WEIGHT;
 
 /// The weights of a step's products: a warpgroup's 64 keys are rows, the query tile's rows are columns.
 #[derive(CubeType, Clone, Copy)]
@@ -22,7 +24,8 @@ pub(crate) struct StepWeights<NP: Size> {
     /// `P^T` and `dS^T`, rounded, as A operands.
     pub p: Vector<u32, NP>,
     pub ds: Vector<u32, NP>,
-    /// This lane's part of the score gradients of its two keys: sums over the steps.
+    /// This lane's part of the gradients of the scores of its two keys, or with `bp.kept` of their ranks: sums over the
+    /// steps.
     pub dz0: f32,
     pub dz1: f32,
 }
@@ -35,6 +38,8 @@ pub(crate) struct StagedStep {
     /// The selected pairs of a boundary step, in the format of
     /// [`SeenWords::pack`](crate::backward::dkdv::shared::mask::SeenWords::pack); `bp.pattern.is_planned()` only.
     pub seen: u32,
+    /// True if all pairs train the ranks of their keys; `bp.kept` only.
+    pub learns: bool,
 }
 
 /// Sets the weights to those of a step; dP is in flight while P is computed. Rows with a large LSE are left out.
@@ -52,6 +57,9 @@ pub(crate) fn step_weights<E: Float, NS: Size, NP: Size>(
     let none = StepLses::none::<E>(inputs);
     if step.at.boundary {
         let kind = comptime!(PairKind::Boundary);
+        set_weights::<E, NS, NP>(weights, products, &none, keys, tiles, step, pairs, kind);
+    } else if comptime!(pairs.bp.kept) && step.learns {
+        let kind = comptime!(PairKind::Learning);
         set_weights::<E, NS, NP>(weights, products, &none, keys, tiles, step, pairs, kind);
     } else {
         let kind = comptime!(PairKind::Full);
@@ -75,7 +83,8 @@ pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     let (s, logit_scale, bp) = (&products.s, &pairs.logit_scale, comptime!(pairs.bp));
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
-    let boundary = comptime!(kind != PairKind::Full);
+    let boundary = comptime!(!kind.is_full());
+    let learn_from = LearnFrom::read(tiles, comptime!(bp.kept && boundary));
     let unrounded = probabilities::<E, NS>(s, lses, keys, tiles, step, pairs, kind);
     let dp = finish::<NS>(products.dp, comptime!(bp.rows / 2));
     let mut p = Vector::<u32, NP>::new(0u32);
@@ -107,8 +116,20 @@ pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
                 ds0 = select(keep.first, ds0, 0.0f32);
                 ds1 = select(keep.second, ds1, 0.0f32);
             }
-            dz0 += ds0;
-            dz1 += ds1;
+            if comptime!(!bp.kept) {
+                dz0 += ds0;
+                dz1 += ds1;
+            } else if comptime!(kind != PairKind::Full) {
+                let mut worth0 = ds0 * of_others(unrounded.extract(at0));
+                let mut worth1 = ds1 * of_others(unrounded.extract(at1));
+                if comptime!(boundary) {
+                    let query = query_of(true, row, &step.at, bp);
+                    worth0 = select(query >= learn_from.upper, worth0, 0.0f32);
+                    worth1 = select(query >= learn_from.lower, worth1, 0.0f32);
+                }
+                dz0 += worth0;
+                dz1 += worth1;
+            }
             if comptime!(bp.softcap) {
                 let x0 = logit_scale.apply(s.extract(at0), 0.0f32);
                 let x1 = logit_scale.apply(s.extract(at1), 0.0f32);
@@ -136,6 +157,36 @@ pub(crate) fn set_weights<E: Float, NS: Size, NP: Size>(
     weights.dz1 += dz1;
 }
 
+/// The factor from the gradient of a kept key's logit, of probability `p`, to what the key is
+/// [worth](flash_dma_problem::OWN_OUTPUT_WEIGHT).
+#[cube]
+fn of_others(p: f32) -> f32 {
+    reciprocal(comptime!(1.0 + OWN_OUTPUT_WEIGHT) - p)
+}
+
+/// The first queries from which this lane's two keys learn.
+#[derive(CubeType, Clone, Copy)]
+struct LearnFrom {
+    upper: i32,
+    lower: i32,
+}
+
+#[cube]
+impl LearnFrom {
+    /// Reads them if they are `asked` for: from shared memory, as the registers are few.
+    fn read<E: Float>(tiles: &Tiles<E>, #[comptime] asked: bool) -> LearnFrom {
+        let mut upper = 0i32;
+        let mut lower = 0i32;
+        if comptime!(asked) {
+            let learns = tiles.bounds.learns.as_ref().unwrap();
+            let local = UNIT_POS_Y as usize * 16 + UNIT_POS_X as usize / 4;
+            upper = learns[local];
+            lower = learns[local + 8];
+        }
+        LearnFrom { upper, lower }
+    }
+}
+
 /// The probabilities of a step's pairs, in f32; 0 where a pair is not selected.
 #[cube]
 fn probabilities<E: Float, NS: Size>(
@@ -148,7 +199,7 @@ fn probabilities<E: Float, NS: Size>(
     #[comptime] kind: PairKind,
 ) -> Vector<f32, NS> {
     let (logit_scale, bp) = (&pairs.logit_scale, comptime!(pairs.bp));
-    let boundary = comptime!(kind != PairKind::Full);
+    let boundary = comptime!(!kind.is_full());
     let quad = UNIT_POS_X as usize % 4;
     let rows = step.stage * comptime!(bp.rows / 2) + quad;
     let bias = PairBiases::read(pairs, keys, step);
