@@ -107,11 +107,11 @@ pub(crate) fn dkdv_wgmma_kernel<E: Float, O: Float>(
             let q_tile = copies.queries(stage, bp);
             let o_tile = copies.grad_out(stage, bp);
             ring.wait_full(stage, turn / stages);
-            turns.wait(turn, comptime!(bp.fragments));
+            turns.wait(turn, comptime!(bp.in_turn()));
             // S^T = K Q^T, followed by dP^T = V dO^T.
             let s = start_products::<NS>(&k_panels, &q_tile, bp);
             let dp = start_products::<NS>(&v_panels, &o_tile, bp);
-            turns.pass(turn, steps.count, comptime!(bp.fragments));
+            turns.pass(turn, steps.count, comptime!(bp.in_turn()));
             steps.refill(turn, &ring, &copies, bp);
             let step = staged_step::<E>(turn, &steps, &words, &mut tiles, &place, &pairs.mask, bp);
             steps.advance_present(turn, bp);
