@@ -8,7 +8,7 @@
 #
 # CUDA_PATH is the toolkit, which CubeCL takes NVRTC and its headers from; /usr/local/cuda if unset.
 # JOBS processes run at once, on all GPUs in turn: five to four cores if unset, as a process waits for its context first.
-# Each runs tests of one file on one engine that took up to a minute in all, at most TESTS_EACH, 8 if unset. SECONDS_EACH
+# Each runs tests on one engine that took up to 40 seconds in all, at most TESTS_EACH, 16 if unset. SECONDS_EACH
 # is the longest time of a test, 180 if unset. What is compiled is kept in cache/ and shared by all processes. LOGS
 # keeps what the processes print, times.tsv, and compiled.tsv with the kernels that each process compiled. TIMES is the
 # times.tsv of an earlier run, $here/times.tsv if unset: the longest come first then. Of steps and of generation, CASES are "tokens:sequences:window ..", where
@@ -112,15 +112,17 @@ times="${TIMES:-$here/times.tsv}"
 
 echo "commit $(cat COMMIT), $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
 list() { "$1" --list --format terse "${@:2}" | sed -n 's/: test$//p'; }
-list bin/tests "$@" >"$logs/all" || exit 2
+# The CPU engine's tests say nothing of a GPU.
+list bin/tests "$@" | grep -v '::cpu$' >"$logs/all"
+[ "${PIPESTATUS[0]}" -eq 0 ] || exit 2
 # Those of the models are called so.
 [ ! -x bin/models ] || list bin/models "$@" | sed 's/^/models::/' >>"$logs/all"
 : >"$logs/times.tsv"
 : >"$logs/compiled.tsv"
 start="$(date +%s)"
 
-# A line a process: tests of one file on one engine share most of their kernels, and a process waits seconds for
-# its context beside others. First come the engines whose kernels another one runs as well, so that it finds them
+# A line a process: a process waits seconds for its context beside others, so it runs several tests on one engine, short
+# ones next to those of the same file, with which they share most of their kernels. First come the engines whose kernels another one runs as well, so that it finds them
 # compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same; but
 # a process of Burn that takes long does not wait for the last ones, or it would end alone. The longest come first, so that
 # the last processes end together; a test that nobody timed counts as one of half a minute. A test of faults or of
@@ -129,16 +131,17 @@ units() {
     local before=/dev/null tab
     [ ! -f "$times" ] || before="$times"
     tab="$(printf '\t')"
-    awk -F:: -v OFS='\t' -v before="$before" 'BEGIN {
+    awk -F:: -v OFS='\t' -v before="$before" -v most="$UNIT_SECONDS" 'BEGIN {
         while ((getline line <before) > 0) { split(line, of, "\t"); took[of[3]] = of[2] }
     }
     {
         stage = $NF ~ /portable$/ ? 1 : $NF ~ /mma$/ ? 2 : $NF ~ /^burn/ ? 4 : 3
         alone = $1 == "faults" || $1 == "memory"
-        unit = alone ? $0 : $1 "::" $2 ($1 == "models" ? "::" $3 : " " $NF)
-        print stage, unit, ($0 in took ? took[$0] : 30), $0
+        seconds = $0 in took ? took[$0] : 30
+        unit = alone ? $0 : $1 == "models" ? $1 "::" $2 "::" $3 : $NF (seconds < most / 2 ? " short" : "")
+        print stage, unit, $1 "::" $2, seconds, $0
     }' |
-        sort -s -t "$tab" -k1,2 -k3,3rn | awk -F'\t' -v OFS='\t' -v each="${TESTS_EACH:-8}" -v most="$UNIT_SECONDS" '
+        sort -s -t "$tab" -k1,3 -k4,4rn | cut -f 1,2,4,5 | awk -F'\t' -v OFS='\t' -v each="${TESTS_EACH:-16}" -v most="$UNIT_SECONDS" '
         function finish() {
             if (tests) print (stage == 4 && seconds >= most ? 3 : stage), seconds, line
             line = ""; tests = seconds = 0
@@ -193,7 +196,7 @@ unit() {
 export -f unit configure
 export logs here
 # Seconds that the tests of a process may have taken in all.
-UNIT_SECONDS=60
+UNIT_SECONDS=40
 # Problems with tensors past 2^31 elements fill much of a GPU's memory, one at a time on each GPU: beside the others where it has
 # room for both, else after them.
 large="^memory::large::"
