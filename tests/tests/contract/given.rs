@@ -111,7 +111,7 @@ fn of_documents<E: Engine>(engine: &E, runners_up: bool) {
         documents(&[30, 2100, 23], 2048, [1, 1, 40, 8], F32),
     ];
     let medium = documents(&[2311, 37, 605], 2048, [1, 1, 2953, 8], F32);
-    let device = documents(&[2311, 37, 3605, 1], 2048, [2, 1, 5954, 32], F32);
+    let device = documents(&[1211, 37, 1605, 1], 1024, [2, 1, 2854, 32], F32);
     let cases = E::cases_or_device(small, [medium], [device]);
     check(engine, cases, runners_up);
 }
@@ -159,8 +159,8 @@ fn of_documents_in_16_bits<E: Engine>(engine: &E, runners_up: bool) {
     let small = documents(&[93, 121], 60, [2, 1, 214, 32], F16);
     let medium = documents(&[611, 37, 700], 500, [4, 1, 1348, 64], Bf16);
     let device = [
-        documents(&[2311, 37, 2605], 2048, [1, 1, 4953, 128], Bf16),
-        documents(&[2311, 37, 2605], 2048, [2, 1, 4953, 64], F16),
+        documents(&[1211, 37, 1305], 1024, [1, 1, 2553, 128], Bf16),
+        documents(&[1211, 37, 1305], 1024, [2, 1, 2553, 64], F16),
     ];
     let cases = E::cases_or_device([small], [medium], device);
     check(engine, cases, runners_up);
