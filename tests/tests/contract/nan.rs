@@ -16,6 +16,8 @@ fn nan_in_keys_and_values<E: Engine>(engine: &E) {
     for element in TYPES {
         for (q_len, k_len) in E::cases([(30, 40)], [(150, 150)], [(700, 1000)]) {
             let case = Case::new(q_len, k_len).window(3).element(element);
+            // The values are those of the second sequence.
+            let case = Case { batch: 2, ..case };
             let dim = case.head_dim;
             let mut inputs = case.inputs();
             for key in [3, 7, 20, k_len - 1] {

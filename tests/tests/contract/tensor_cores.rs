@@ -147,7 +147,11 @@ fn inputs_that_are_not_finite<E: Engine>(engine: &E) {
 fn not_finite<E: Engine>(engine: &E, all: &[(f64, usize, bool)]) {
     for &(value, which, full) in all {
         for (len, window) in E::cases([(40, 4)], [(150, 20)], [(1200, 30), (1100, 1100)]) {
-            let mut case = case(len, len, 64, F16).window(window);
+            // The values are those of the second sequence.
+            let mut case = Case {
+                batch: 2,
+                ..case(len, len, 64, F16).window(window)
+            };
             if full {
                 case = case.full();
             }
