@@ -3,8 +3,12 @@
 #![allow(clippy::large_enum_variant)]
 
 mod list;
+mod packed;
 
 pub use list::FloatList;
+pub use packed::PackedRows;
+#[cfg(feature = "fusion")]
+pub(crate) use packed::PackedRowsMetadata;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, ExtensionType};
@@ -70,38 +74,6 @@ impl<B: Backend> OptionalFloat<B> {
         f: impl FnOnce(FloatTensor<B>) -> FloatTensor<T>,
     ) -> OptionalFloat<T> {
         OptionalFloat::from_option(self.into_option().map(f))
-    }
-}
-
-/// Parts of one tensor, `[batch, heads, len, head_dim]` each.
-#[derive(ExtensionType, Debug)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct PackedRows<B: Backend> {
-    /// Present exactly if there are three parts.
-    #[extension_type]
-    pub q: OptionalFloat<B>,
-    /// The last part but one.
-    pub k: FloatTensor<B>,
-    /// The last part.
-    pub v: FloatTensor<B>,
-}
-
-impl<B: Backend> PackedRows<B> {
-    /// Of two or three parts.
-    pub(crate) fn from_parts(mut parts: Vec<FloatTensor<B>>) -> Self {
-        let mut last = || parts.pop().expect("two or three parts");
-        let (v, k) = (last(), last());
-        Self {
-            q: OptionalFloat::from_option(parts.pop()),
-            k,
-            v,
-        }
-    }
-
-    /// The parts in their order.
-    pub(crate) fn into_parts(self) -> Vec<FloatTensor<B>> {
-        let q = self.q.into_option();
-        q.into_iter().chain([self.k, self.v]).collect()
     }
 }
 

@@ -88,7 +88,8 @@ pub(crate) fn thresholds_kernel<S: Size>(
                     select(pass == 1u32, 0xFFE0_0000u32, 0xFFFF_FC00u32),
                 ),
             };
-            count_digits::<S>(scores, from, len, &counts, key, &bits, false, key, bp);
+            let sought = Sought { known: key, key };
+            count_digits::<S>(scores, from, len, &counts, &sought, &bits, false, bp);
             let lowest = select(key == NEVER, missing, 0u32);
             let digit = find_digit(&counts, &mut totals, &mut found, wanted, lowest, bp.team);
             key += digit.value << shift;
@@ -110,7 +111,8 @@ pub(crate) fn thresholds_kernel<S: Size>(
                     digit: 0x7FFu32,
                     above: select(pass == 0u32, 0u32, comptime!(!(BINS as u32 - 1))),
                 };
-                count_digits::<S>(scores, from, len, &counts, index, &bits, true, key, bp);
+                let sought = Sought { known: index, key };
+                count_digits::<S>(scores, from, len, &counts, &sought, &bits, true, bp);
                 let digit = find_digit(&counts, &mut totals, &mut found, wanted, 0u32, bp.team);
                 wanted = digit.wanted;
                 index += (comptime!(BINS as u32 - 1) - digit.value) << bits.shift;
@@ -144,18 +146,24 @@ struct Bits {
     above: u32,
 }
 
-/// Counts the digits of the first `len` sort keys that agree with `known` above the digit; or, if
-/// `by_index`, the inverted digits of the indices of those equal to `key`.
+/// The bits that are known of what [`count_digits`] looks for, and the sort key.
+#[derive(CubeType, Clone, Copy)]
+struct Sought {
+    known: u32,
+    key: u32,
+}
+
+/// Counts the digits of the first `len` sort keys that agree with what is known above the digit; or, if
+/// `by_index`, the inverted digits of the indices of those equal to the key.
 #[cube]
 fn count_digits<S: Size>(
     scores: &Tensor<Vector<f32, S>>,
     from: usize,
     len: u32,
     counts: &Shared<[Atomic<u32>]>,
-    known: u32,
+    sought: &Sought,
     bits: &Bits,
     #[comptime] by_index: bool,
-    key: u32,
     #[comptime] bp: BlocksBlueprint,
 ) {
     let size = scores.vector_size().comptime();
@@ -180,11 +188,11 @@ fn count_digits<S: Size>(
                 #[unroll]
                 for e in 0..size {
                     let own = sort_key(read[r].extract(e));
-                    let mut counted = own & bits.above == known;
+                    let mut counted = own & bits.above == sought.known;
                     let mut digit = (own >> bits.shift) & bits.digit;
                     if comptime!(by_index) {
                         let index = vector * comptime!(size as u32) + comptime!(e as u32);
-                        counted = own == key && index & bits.above == known;
+                        counted = own == sought.key && index & bits.above == sought.known;
                         digit = comptime!(BINS as u32 - 1) - ((index >> bits.shift) & bits.digit);
                     }
                     if counted {

@@ -123,9 +123,11 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 copies.wait_rows(row_turn);
                 let at = row_stage(row_turn) * comptime!(BiasBlueprint::QUERIES) + own_row;
                 let lanes = StepRows {
+                    step,
                     upper: lane_row(tiles.rows[at]),
                     lower: lane_row(tiles.rows[at + 8]),
                 };
+                let step = &lanes.step;
                 let q = copies.queries(row_turn, bp);
                 let o = copies.grad_out(row_turn, bp);
 
@@ -151,14 +153,12 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                 if first_unit && new_keys {
                     copies.fill_keys(2 * key_turn + 2, next.batch, next.kv_head, next_key, bp);
                 }
-                let products = products.s_finished();
                 let keys0 = HalfTile::<N> {
                     first: first_key,
                     z: z0,
+                    products: products.s_finished(),
                 };
-                sum0 = add_half::<N>(
-                    sum0, &products, &keys0, plan, lses, &steps, &step, &rows, &lanes, &scale,
-                );
+                sum0 = add_half::<N>(sum0, &keys0, plan, lses, &steps, &rows, &lanes, &scale);
                 if new_keys {
                     copies.leave_keys(2 * key_turn);
                 }
@@ -172,14 +172,12 @@ pub(crate) fn bias_wgmma_kernel<E: Float>(
                     let key = next_key + half;
                     copies.fill_keys(2 * key_turn + 3, next.batch, next.kv_head, key, bp);
                 }
-                let products = products.s_finished();
                 let keys1 = HalfTile::<N> {
                     first: first_key + half,
                     z: z1,
+                    products: products.s_finished(),
                 };
-                sum1 = add_half::<N>(
-                    sum1, &products, &keys1, plan, lses, &steps, &step, &rows, &lanes, &scale,
-                );
+                sum1 = add_half::<N>(sum1, &keys1, plan, lses, &steps, &rows, &lanes, &scale);
                 if new_keys {
                     copies.leave_keys(2 * key_turn + 1);
                     key_turn += 1;
@@ -226,6 +224,7 @@ struct TileRows {
 /// The LSEs and row sums of these two rows for the head of a step.
 #[derive(CubeType, Clone, Copy)]
 struct StepRows {
+    step: BiasStep,
     upper: LaneRow,
     lower: LaneRow,
 }
@@ -257,30 +256,29 @@ impl<N: Size> Products<N> {
     }
 }
 
-/// 64 keys of a key tile.
+/// 64 keys of a key tile: S, and dP, which is still in flight.
 #[derive(CubeType, Clone, Copy)]
 struct HalfTile<N: Size> {
     /// The first of them.
     first: usize,
     /// Their biases.
     z: Vector<f32, N>,
+    products: Products<N>,
 }
 
-/// Returns `sum` plus dS of 64 keys, computed from S, dP (still in flight) and their biases; adds
-/// zero where a row does not see a key.
+/// Returns `sum` plus dS of 64 keys; adds zero where a row does not see a key.
 #[cube]
 fn add_half<N: Size>(
     sum: Vector<f32, N>,
-    products: &Products<N>,
     keys: &HalfTile<N>,
     plan: &ComptimeOption<PlanTensors>,
     lses: &SavedLses,
     steps: &BiasSteps,
-    step: &BiasStep,
     rows: &TileRows,
     lanes: &StepRows,
     logit_scale: &LogitScale,
 ) -> Vector<f32, N> {
+    let (step, products) = (&lanes.step, &keys.products);
     // A row without any logit above -inf has no gradient, whatever its logits are.
     let infinite = f32::new(f32::INFINITY);
     let (empty0, empty1) = (

@@ -8,7 +8,7 @@ pub(crate) mod warp;
 pub(crate) mod weights;
 
 use crate::args::Scaling;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
 use crate::backward::dkdv::mma::output::{repair_keys, write_rows, write_scores};
 use crate::backward::dkdv::mma::queries::{Tiles, copy_step, enter_alibi};

@@ -7,7 +7,7 @@ pub(crate) mod steps;
 pub(crate) mod weights;
 
 use crate::args::Scaling;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::enter_slopes;
 use crate::backward::dkdv::shared::args::{
     BackwardInputs, KeyGradients, KeyGrid, KeyTileSource, QueryBoxes,

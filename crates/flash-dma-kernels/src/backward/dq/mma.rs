@@ -1,7 +1,7 @@
 //! The gradient of q on tensor cores: query tiles stream the keys they attend to.
 
 use crate::args::Scaling;
-use crate::backward::blueprint::DqBlueprint;
+use crate::backward::dq::blueprint::DqBlueprint;
 use crate::backward::dq::repair::mark_pair;
 use crate::backward::dq::rows::LaneRows;
 use crate::backward::dq::tile::{TileOperands, add_tile};
@@ -92,6 +92,7 @@ pub(crate) fn dq_mma_kernel<E: Float>(
         v: shared_address(&stages.v[0..1]),
         rows: places,
         columns: LanePlace::columns(segments),
+        bp,
     };
 
     let mut acc = Array::<Vector<f32, N>>::new(comptime!(tile_bp.head_dim / 32));
@@ -120,11 +121,11 @@ pub(crate) fn dq_mma_kernel<E: Float>(
             // Two loop bodies: without a branch inside, the body of nearly all tiles is scheduled as a whole.
             if tile < plain_tiles {
                 let _all = add_tile::<E, N, NA>(
-                    &stages, tile, &rows, saved, &attended, &addresses, &mut acc, false, bp,
+                    &stages, tile, &rows, saved, &attended, &addresses, &mut acc, false,
                 );
             } else {
                 let finite = add_tile::<E, N, NA>(
-                    &stages, tile, &rows, saved, &attended, &addresses, &mut acc, true, bp,
+                    &stages, tile, &rows, saved, &attended, &addresses, &mut acc, true,
                 );
                 all_finite = all_finite && finite;
             }

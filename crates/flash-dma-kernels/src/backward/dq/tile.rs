@@ -1,6 +1,6 @@
 //! The contribution of one key tile to dQ.
 
-use crate::backward::blueprint::{DQ_BLOCK, DqBlueprint};
+use crate::backward::dq::blueprint::{DQ_BLOCK, DqBlueprint};
 use crate::backward::dq::rows::{ExactRows, LaneRows};
 use crate::backward::products::Products;
 use crate::finite::{NO_NUMBER, exponent_bits};
@@ -32,6 +32,8 @@ pub(crate) struct TileOperands<NA: Size> {
     /// This lane's contribution to the addresses of fragments.
     pub rows: LanePlace,
     pub columns: LanePlace,
+    #[cube(comptime)]
+    pub bp: DqBlueprint,
 }
 
 /// Adds the contribution of the keys of tile `tile` to dQ (`head_dim / 32` accumulators of 32 columns). Without
@@ -48,8 +50,8 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
     operands: &TileOperands<NA>,
     acc: &mut Array<Vector<f32, N>>,
     #[comptime] boundary: bool,
-    #[comptime] bp: DqBlueprint,
 ) -> bool {
+    let bp = comptime!(operands.bp);
     let tile_bp = comptime!(bp.tile);
     let mask = &attended.mask;
     let key_tile = comptime!(tile_bp.key_tile);
@@ -86,7 +88,7 @@ pub(crate) fn add_tile<E: Float, N: Size, NA: Size>(
         let first = block * DQ_BLOCK;
         let begin = stage + first as u32 * row_bytes;
         let (k_keys, v_keys) = (operands.k + begin, operands.v + begin);
-        let products = multiply_keys::<N, NA>(operands, k_keys, v_keys, bp);
+        let products = multiply_keys::<N, NA>(operands, k_keys, v_keys);
         let mut finite = true;
         if comptime!(boundary && tile_bp.pattern.is_planned()) {
             if mask.not_finite {
@@ -151,8 +153,8 @@ fn multiply_keys<N: Size, NA: Size>(
     operands: &TileOperands<NA>,
     k_keys: u32,
     v_keys: u32,
-    #[comptime] bp: DqBlueprint,
 ) -> Products<N> {
+    let bp = comptime!(operands.bp);
     let shape = comptime!(bp.products());
     let mut s = Vector::<f32, N>::new(0.0f32);
     let mut dp = Vector::<f32, N>::new(0.0f32);

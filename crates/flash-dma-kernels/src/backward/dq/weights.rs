@@ -49,7 +49,14 @@ impl<N: Size> TilePairs<N> {
     }
 }
 
-/// [`gradients`] of a tile that may be a `boundary` tile, or of any tile by `exact` LSEs.
+/// A key tile by its place in the list, and whether some row may not see all of it.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct PlacedTile {
+    pub index: usize,
+    pub boundary: bool,
+}
+
+/// [`gradients`] of a tile, or of any tile by `exact` LSEs.
 #[cube]
 pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
     products: &Products<NS>,
@@ -58,20 +65,20 @@ pub(crate) fn tile_gradients<E: Float, NS: Size, NP: Size>(
     pairs: &TilePairs<NS>,
     stages: &Stages<E>,
     attended: &AttendedKeys,
-    tile: usize,
-    boundary: bool,
+    tile: &PlacedTile,
     #[comptime] exact: bool,
 ) -> Vector<u32, NP> {
+    let index = tile.index;
     // Separate code for each kind: a branch per element would keep the other instructions from overlapping.
     if comptime!(exact) {
         let kind = comptime!(PairKind::Large);
-        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, tile, kind)
-    } else if boundary {
+        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, index, kind)
+    } else if tile.boundary {
         let kind = comptime!(PairKind::Boundary);
-        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, tile, kind)
+        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, index, kind)
     } else {
         let kind = comptime!(PairKind::Full);
-        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, tile, kind)
+        gradients::<E, NS, NP>(products, rows, lses, pairs, stages, attended, index, kind)
     }
 }
 

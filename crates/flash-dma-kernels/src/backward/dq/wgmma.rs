@@ -4,7 +4,7 @@ use crate::args::Scaling;
 use crate::backward::dq::key_boxes::{KeyBoxes, KeyMaps};
 use crate::backward::dq::repair::mark_row;
 use crate::backward::dq::rows::LaneRows;
-use crate::backward::dq::weights::{TilePairs, tile_gradients};
+use crate::backward::dq::weights::{PlacedTile, TilePairs, tile_gradients};
 use crate::backward::products::Products;
 use crate::matrix::args::{KeySource, LaunchedTiles, Operands, SavedRows};
 use crate::matrix::attended::AttendedKeys;
@@ -141,8 +141,12 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
                     TilePairs::<NS>::read::<E>(source, &attended, &stages, &rows.pair, tile, hides);
                 let s = finish_but::<NS>(s, 1usize, comptime!(bp.key_tile / 2));
                 let products = Products::<NS> { s, dp };
+                let placed = PlacedTile {
+                    index: tile,
+                    boundary,
+                };
                 let ds = tile_gradients::<E, NS, NP>(
-                    &products, &rows, &lses, &pairs, &stages, &attended, tile, boundary, exact,
+                    &products, &rows, &lses, &pairs, &stages, &attended, &placed, exact,
                 );
                 if may_hide && not_finite[stage] == 1u32 {
                     sync_cube(); // All warps have their logits: only the product with dS remains.

@@ -3,7 +3,8 @@
 pub(crate) mod pass;
 
 use crate::args::{Gradients, Inputs, Saved, Selection};
-use crate::backward::blueprint::{ChunkedBlueprint, MmaBlueprints};
+use crate::backward::blueprint::MmaBlueprints;
+use crate::backward::dkdv::blueprint::ChunkedBlueprint;
 use crate::backward::dkdv::shared::args::GradientTensors;
 use crate::backward::dkdv::shared::gather::KeyParts;
 use crate::backward::dkdv::shared::key_sums::KeySums;

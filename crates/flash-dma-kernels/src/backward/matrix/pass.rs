@@ -2,8 +2,9 @@
 
 use crate::alibi::slopes;
 use crate::args::{Saved, scaling, scaling_and_dropout};
-use crate::backward::blueprint::{ChunkedBlueprint, DkdvBlueprint, MmaBlueprints};
+use crate::backward::blueprint::MmaBlueprints;
 use crate::backward::delta::{BoxedRowsLaunch, CUBE_ROWS, RowWordsLaunch, delta_mma_kernel};
+use crate::backward::dkdv::blueprint::{ChunkedBlueprint, DkdvBlueprint};
 use crate::backward::dkdv::mma::dkdv_mma_kernel;
 use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, GradientTensors, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,

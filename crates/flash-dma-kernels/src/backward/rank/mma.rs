@@ -6,7 +6,7 @@
 
 use crate::alibi::biased;
 use crate::args::Scaling;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{
     Tiles, UnusualLses, copy_number, copy_step, enter_alibi, lse_of, query_of,

@@ -1,6 +1,6 @@
 //! The weights of a [`Change`] by special-function instructions, and the writes of a rank's gradient.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::sums::write_score;
 use crate::math::ln_one_plus;
 use crate::matrix::logit_scale::{sigmoid_of_power, softplus};

@@ -5,7 +5,7 @@
 
 use crate::alibi::biased;
 use crate::args::Scaling;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::{enter_slopes, row_alibi};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource, QueryBoxes};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
@@ -55,6 +55,8 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
     let mut steps = Steps::new(order, bp);
     let span = (tiles.bounds).span(&place, warp * 16, 16usize);
     let pairs = Pairs::new::<E>(inputs, &place, KeyMask::none(), scaling, bp);
+    let own_pairs = OwnPairs { keys, pairs };
+    let (pairs, keys) = (&own_pairs.pairs, &own_pairs.keys);
     let mut sums = KeySums {
         upper: 0.0f32,
         lower: 0.0f32,
@@ -111,18 +113,18 @@ pub(crate) fn rank_wgmma_kernel<E: Float>(
             } else if step.at.large {
                 let lses = steps.lses::<E>(inputs, &step, &pairs.rows, bp);
                 let kind = comptime!(PairKind::Large);
-                sums.add::<E, NS>(&products, &lses, &of_lse, &keys, tiles, &step, &pairs, kind);
+                sums.add::<E, NS>(&products, &lses, &of_lse, tiles, &step, &own_pairs, kind);
             } else if step.at.boundary {
                 let kind = comptime!(PairKind::Boundary);
-                sums.add::<E, NS>(&products, &none, &of_lse, &keys, tiles, &step, &pairs, kind);
+                sums.add::<E, NS>(&products, &none, &of_lse, tiles, &step, &own_pairs, kind);
             } else {
                 let kind = comptime!(PairKind::Full);
-                sums.add::<E, NS>(&products, &none, &of_lse, &keys, tiles, &step, &pairs, kind);
+                sums.add::<E, NS>(&products, &none, &of_lse, tiles, &step, &own_pairs, kind);
             }
             ring.arrive_empty(stage);
         }
     }
-    sums.write(&keys, rank, comptime!(terms.adds));
+    sums.write(keys, rank, comptime!(terms.adds));
 }
 
 /// The LSE gradients of a step's rows whose columns this lane holds; zeros without.
@@ -163,6 +165,13 @@ impl LseGradients {
     }
 }
 
+/// This lane's two keys, and the inputs of their pairs with the queries.
+#[derive(CubeType)]
+struct OwnPairs {
+    keys: LaneKeys,
+    pairs: Pairs,
+}
+
 /// This lane's part of the gradients of the ranks of its two keys.
 #[derive(CubeType)]
 struct KeySums {
@@ -181,20 +190,19 @@ impl KeySums {
         products: &Products<NS>,
         lses: &StepLses,
         of_lse: &LseGradients,
-        keys: &LaneKeys,
         tiles: &Tiles<E>,
         step: &StagedStep,
-        pairs: &Pairs,
+        own: &OwnPairs,
         #[comptime] kind: PairKind,
     ) {
-        let bp = comptime!(pairs.bp);
+        let bp = comptime!(own.pairs.bp);
         let boundary = comptime!(kind != PairKind::Full);
         let with_lse = comptime!(of_lse.given);
         let quad = UNIT_POS_X as usize % 4;
         let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let s = &products.s;
         let exact = comptime!(kind == PairKind::Large);
-        let exponents = self.exponents::<E, NS>(s, lses, keys, tiles, step, pairs, exact);
+        let exponents = self.exponents::<E, NS>(s, lses, tiles, step, own, exact);
         let mut changes = Vector::<f32, NS>::new(0.0f32);
         let mut weights = Vector::<f32, NS>::new(0.0f32);
         #[unroll]
@@ -236,7 +244,7 @@ impl KeySums {
                 }
                 if comptime!(boundary) {
                     let any = pair.extract(comptime!(2 * e)) != f32::new(f32::INFINITY);
-                    let runs = selected(keys, any, row, &step.at, 0u32, e);
+                    let runs = selected(&own.keys, any, row, &step.at, 0u32, e);
                     change0 = select(runs.first, change0, 0.0f32);
                     change1 = select(runs.second, change1, 0.0f32);
                 }
@@ -251,13 +259,12 @@ impl KeySums {
         &self,
         s: &Vector<f32, NS>,
         lses: &StepLses,
-        keys: &LaneKeys,
         tiles: &Tiles<E>,
         step: &StagedStep,
-        pairs: &Pairs,
+        own: &OwnPairs,
         #[comptime] exact: bool,
     ) -> Vector<f32, NS> {
-        let bp = comptime!(pairs.bp);
+        let bp = comptime!(own.pairs.bp);
         let quad = UNIT_POS_X as usize % 4;
         let rows = step.stage * comptime!(bp.rows / 2) + quad;
         let mut exponents = Vector::<f32, NS>::new(0.0f32);
@@ -272,20 +279,20 @@ impl KeySums {
                 #[unroll]
                 for half in 0..2usize {
                     let value = comptime!(n * 4 + half * 2 + e);
-                    let mut score = keys.upper.score;
-                    let mut place = keys.upper_place;
+                    let mut score = own.keys.upper.score;
+                    let mut place = own.keys.upper_place;
                     if comptime!(half == 1) {
-                        score = keys.lower.score;
-                        place = keys.lower_place;
+                        score = own.keys.lower.score;
+                        place = own.keys.lower_place;
                     }
                     let score = biased(&alibi, score, place);
                     let product = s.extract(value);
                     let exponent = if comptime!(exact) {
                         let lse = lses.exact(row, bp);
-                        let logit = pairs.logit_scale.apply(product, score);
+                        let logit = own.pairs.logit_scale.apply(product, score);
                         self.change.above(lse.exponent(logit))
                     } else {
-                        (pairs.logit_scale).exponent(product, score, reference)
+                        (own.pairs.logit_scale).exponent(product, score, reference)
                     };
                     exponents.insert(value, exponent);
                 }

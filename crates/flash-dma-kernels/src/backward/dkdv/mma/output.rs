@@ -1,6 +1,6 @@
 //! Writes the gradients of a cube's keys.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::local_key;
 use crate::backward::dkdv::shared::args::{BackwardInputs, GradientRows, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;

@@ -1,6 +1,6 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::{enter_slopes, key_place};
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;

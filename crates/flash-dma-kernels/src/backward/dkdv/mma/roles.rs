@@ -7,7 +7,7 @@
 //! tile. A warp's keys are the rows of its products: `P^T` and `dS^T` turn from accumulators into A fragments in
 //! registers.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::LaneKeys;
 use crate::backward::dkdv::mma::queries::{Tiles, copy_step, step_at};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};

@@ -1,6 +1,6 @@
 //! A warp's step and its sums, in either role.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::queries::Step;
 use cubecl::prelude::*;
 

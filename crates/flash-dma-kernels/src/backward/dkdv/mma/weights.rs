@@ -1,7 +1,7 @@
 //! The weights of pairs: probabilities, and gradients of the logits.
 
 use crate::alibi::biased;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::mma::keys::{CappedLogit, LaneKeys, local_key};
 use crate::backward::dkdv::mma::queries::{Tiles, lse_of, query_of};
 use crate::backward::dkdv::mma::warp::{WarpStep, WarpSums};

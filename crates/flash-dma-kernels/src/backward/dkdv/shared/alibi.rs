@@ -1,7 +1,7 @@
 //! ALiBi of the rows of a step's query tile and the keys of a cube.
 
 use crate::alibi::{AlibiArg, AlibiRow};
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::queries::Step;
 use cubecl::prelude::*;

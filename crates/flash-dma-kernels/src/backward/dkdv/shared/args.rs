@@ -1,7 +1,7 @@
 //! The launch arguments of the tensor-core dk/dv kernels.
 
 use crate::alibi::AlibiArg;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::sums::add_pair;
 use crate::pattern::tensors::{KeyTensors, SourceTensors};
 use crate::vectors::Segment;

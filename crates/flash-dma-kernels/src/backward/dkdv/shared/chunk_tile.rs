@@ -1,6 +1,6 @@
 //! The key tile and the chunk of queries that a cube owns.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyGrid, KeyTileSource};
 use crate::pattern::intervals::classes::QueryChunks;
 use cubecl::prelude::*;

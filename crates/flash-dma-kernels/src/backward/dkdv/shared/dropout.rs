@@ -1,6 +1,6 @@
 //! The words of a step's queries and of a tile's keys for the dropout mask, in shared memory.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::dropout::{DropoutArg, column_word};

@@ -1,6 +1,6 @@
 //! The keys of a key tile, and the queries that attend to them.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{BackwardInputs, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;

@@ -1,7 +1,7 @@
 //! The mask and the biases of keys as the dk/dv kernel reads them, from a tile plan and from a bias, and the keys of a
 //! warp that the queries of a step see.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::matrix::ptx::{global_address, read_ahead, shuffle, uniform, uniform_address};

@@ -1,7 +1,7 @@
 //! The queries that stream past a key tile: their locations, and the treatment of a step's pairs.
 
 use crate::args::Scaling;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::KeyMask;

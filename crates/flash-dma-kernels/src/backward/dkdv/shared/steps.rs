@@ -1,6 +1,6 @@
 //! The steps of a cube: the query tiles that its key tile streams, of one group of heads each.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{KeyGrid, KeyTileSource};
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::keys::{OwnKey, own_key};

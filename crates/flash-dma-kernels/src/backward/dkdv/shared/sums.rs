@@ -1,6 +1,6 @@
 //! The f32 sums that several cubes add to, and their conversion to gradients.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::host::engine::Instruction;
 use crate::matrix::ptx::value;
 use crate::pattern::intervals::classes::QueryChunks;

@@ -1,6 +1,6 @@
 //! The two keys whose rows a lane of a warpgroup holds.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::key_place;
 use crate::backward::dkdv::shared::args::KeyTileSource;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;

@@ -1,6 +1,6 @@
 //! Writes the gradients of keys.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::{
     BackwardInputs, GradientRows, KeyGradients, KeyTileSource,
 };

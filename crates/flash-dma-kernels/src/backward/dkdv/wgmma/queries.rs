@@ -1,6 +1,6 @@
 //! The shared memory of the dk/dv kernel: its key tile, and the query tiles that stream past it as boxes.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::QueryBoxes;
 use crate::backward::dkdv::shared::queries::{QueryRows, Step, all_finite};
 use crate::backward::dkdv::shared::room_if;

@@ -1,6 +1,6 @@
 //! The steps of a dk/dv cube: the queries that it streams, and the keys they see.
 
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::chunk_tile::ChunkTile;
 use crate::backward::dkdv::shared::mask::{KeyMask, SeenWords};

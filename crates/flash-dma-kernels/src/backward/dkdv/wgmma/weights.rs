@@ -1,7 +1,7 @@
 //! P and dS of a step of the dk/dv kernel.
 
 use crate::alibi::biased;
-use crate::backward::blueprint::DkdvBlueprint;
+use crate::backward::dkdv::blueprint::DkdvBlueprint;
 use crate::backward::dkdv::shared::alibi::row_alibi;
 use crate::backward::dkdv::shared::args::BackwardInputs;
 use crate::backward::dkdv::shared::keys::OwnKey;
