@@ -434,14 +434,13 @@ fn selecting(rng: &mut Rng, spec: &Spec) -> Selecting {
             narrower: one(rng, &[0, 1, 40]),
         }),
     };
-    let left_out = chance(rng, 3);
     Selecting {
         by,
         runners_up,
-        left_out,
+        left_out: chance(rng, 3),
         competes: false,
         apart: chance(rng, 3),
-        constant: (left_out || runners_up.is_some()) && chance(rng, 2),
+        constant: chance(rng, 2),
     }
 }
 

@@ -174,7 +174,7 @@ impl Drawn {
         if let Some(selected) = &selected {
             options.keep_window = Some(most_live(spec, &selected.intervals).max(1));
         }
-        let constant = selecting.is_some_and(|selecting| selecting.constant);
+        let constant = selecting.is_some_and(|selecting| selecting.has_constant_scores());
         let problem = match (
             problem(q, kv, scores.is_some(), spec.element, &options),
             constant,

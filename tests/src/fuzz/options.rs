@@ -72,7 +72,9 @@ pub const CHOICES: &[Choice] = &[
     always("turns", |s| s.scores() == Some(Scores::Turns)),
     always("slopes", |s| s.scores() == Some(Scores::Recency)),
     always("ranks apart", |s| is_by(s, |by| by.apart)),
-    always("constant scores", |s| is_by(s, |by| by.constant)),
+    always("constant scores", |s| {
+        is_by(s, Selecting::has_constant_scores)
+    }),
     of("learned sinks", |s| s.sink, |profile| profile.sinks),
     of(
         "ranks that compete",

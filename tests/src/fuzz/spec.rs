@@ -91,8 +91,15 @@ pub struct Selecting {
     pub competes: bool,
     /// True if the logits get a tensor other than the rank: a normal one.
     pub apart: bool,
-    /// True if the scores are constant; the rank learns.
+    /// True if the scores are constant, where a rank learns.
     pub constant: bool,
+}
+
+impl Selecting {
+    /// True if the scores are constant.
+    pub fn has_constant_scores(&self) -> bool {
+        self.constant && (self.left_out || self.runners_up.is_some())
+    }
 }
 
 /// The source of the intervals.
