@@ -174,14 +174,10 @@ impl Drawn {
         if let Some(selected) = &selected {
             options.keep_window = Some(most_live(spec, &selected.intervals).max(1));
         }
-        let constant = selecting.is_some_and(|selecting| selecting.has_constant_scores());
-        let problem = match (
-            problem(q, kv, scores.is_some(), spec.element, &options),
-            constant,
-        ) {
-            (problem, true) => problem.with_constant_scores(),
-            (problem, false) => problem,
-        };
+        let mut problem = problem(q, kv, scores.is_some(), spec.element, &options);
+        if selecting.is_some_and(|selecting| selecting.has_constant_scores()) {
+            problem = problem.with_constant_scores();
+        }
         let [q, mut k, mut v] = qkv;
         if let What::Decoded(decoding) = &spec.what {
             let shared = decoding.shared.min(decoding.prefill);

@@ -2,9 +2,8 @@
 
 use super::runners_up::{
     Runners, alibi, assert_all_but_scores_same, assert_same, call, case, check_all, from, groups,
-    in_fixed_order, kinds, long_rows, of_each_option, one_position, out_alone, run, wide,
+    in_fixed_order, kinds, long_rows, of_each_option, of_rank, one_position, out_alone, run, wide,
 };
-use flash_dma_reference::compare::sum;
 use flash_dma_tests::Layout::{Padded, Transposed};
 use flash_dma_tests::prelude::*;
 
@@ -174,29 +173,24 @@ fn with_constant_scores<E: Engine>(engine: &E, (case, more): Runners) {
     call.problem = call.problem.with_constant_scores();
     let (_, grads) = run(engine, &call);
     let what = format!("{} at {case:?}, {more} runners-up", E::NAME);
-    let (grad_out, from) = (case.gradients(&inputs).out, from(&inputs));
-    let rank = sum(
-        (
-            inputs.rank_gradient(more, &grad_out, None),
-            inputs.naive_rank_gradient(more, &grad_out, None),
-        ),
-        &(
-            inputs.left_out_gradient(&from, &grad_out, None),
-            inputs.naive_left_out_gradient(&from, &grad_out, None),
-        ),
-    );
-    let (p, exact) = (&inputs.problem, inputs.backward(&grad_out, None));
+    let incoming = case.gradients(&inputs);
+    let (grad_out, grad_lse) = incoming.parts();
+    let (p, exact) = (&inputs.problem, inputs.backward(grad_out, grad_lse));
     let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let rows = [exact.q, exact.k, exact.v];
-    wanted.qkv(p, rows, &inputs.naive_backward(&grad_out, None));
-    wanted.gradient("rank", &p.scores_shape(), rank);
+    wanted.qkv(p, rows, &inputs.naive_backward(grad_out, grad_lse));
+    wanted.gradient(
+        "rank",
+        &p.scores_shape(),
+        of_rank(&inputs, more, &incoming, true),
+    );
     // One tensor for scores and rank gets what the rank learns.
-    let of_rank = grads.rank.or(grads.scores).expect("a rank learns");
+    let rank = grads.rank.or(grads.scores).expect("a rank learns");
     for (name, actual) in [
         ("dq", &grads.q),
         ("dk", &grads.k),
         ("dv", &grads.v),
-        ("rank", &of_rank),
+        ("rank", &rank),
     ] {
         wanted.check_one(name, actual, &what);
     }

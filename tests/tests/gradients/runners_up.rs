@@ -3,6 +3,7 @@
 use flash_dma_reference::compare::sum;
 use flash_dma_reference::select;
 use flash_dma_tests::Layout::{self, Padded, Transposed};
+use flash_dma_tests::expected::Both;
 use flash_dma_tests::prelude::*;
 
 /// A case and how many runners-up each query has.
@@ -40,6 +41,25 @@ pub(super) fn run<E: Engine>(engine: &E, call: &Call) -> (Outputs, Gradients) {
     result.unwrap_or_else(|refused| panic!("{} refuses: {}", E::NAME, refused.error))
 }
 
+/// The gradient of the rank by definition, and by the naive implementation: the sum over queries and runners-up, and over
+/// kept keys if they learn.
+pub(super) fn of_rank(inputs: &Inputs, more: usize, grads: &Grads, left_out: bool) -> Both {
+    let (grad_out, grad_lse) = grads.parts();
+    let rank = (
+        inputs.rank_gradient(more, grad_out, grad_lse),
+        inputs.naive_rank_gradient(more, grad_out, grad_lse),
+    );
+    if !left_out {
+        return rank;
+    }
+    let from = from(inputs);
+    let of_kept = (
+        inputs.left_out_gradient(&from, grad_out, grad_lse),
+        inputs.naive_left_out_gradient(&from, grad_out, grad_lse),
+    );
+    sum(rank, &of_kept)
+}
+
 /// Compares the gradient of the rank with the oracle's sum over queries and runners-up, and kept keys if they learn; if
 /// the scores are both rank and bias, the sum of both gradients with the sum of both.
 fn check<E: Engine>(engine: &E, runners: &Runners, left_out: bool) {
@@ -55,18 +75,7 @@ fn check<E: Engine>(engine: &E, runners: &Runners, left_out: bool) {
     let bias = inputs.backward(grad_out, grad_lse).scores;
     let naive_bias = inputs.naive_backward(grad_out, grad_lse).scores;
     let bias = bias.zip(naive_bias).expect("there are scores");
-    let mut rank = (
-        inputs.rank_gradient(*more, grad_out, grad_lse),
-        inputs.naive_rank_gradient(*more, grad_out, grad_lse),
-    );
-    if left_out {
-        let from = from(&inputs);
-        let of_kept = (
-            inputs.left_out_gradient(&from, grad_out, grad_lse),
-            inputs.naive_left_out_gradient(&from, grad_out, grad_lse),
-        );
-        rank = sum(rank, &of_kept);
-    }
+    let rank = of_rank(&inputs, *more, &incoming, left_out);
     let (p, scores) = (&inputs.problem, grads.scores.expect("there are scores"));
     let mut wanted = Expected::new(p, inputs.forward(), &inputs.naive_forward());
     let shape = p.scores_shape();

@@ -251,10 +251,10 @@ impl Attention {
         let kv = [1, HEADS, self.k_len, self.head_dim];
         let (scores, size) = (self.scored.then_some(&kv[..3]), self.element.size());
         let problem = Problem::new(&q, &kv, &kv, scores, self.element, &self.options);
-        let problem = match (problem.expect("a valid problem"), self.constant_scores) {
-            (problem, true) => problem.with_constant_scores(),
-            (problem, false) => problem,
-        };
+        let mut problem = problem.expect("a valid problem");
+        if self.constant_scores {
+            problem = problem.with_constant_scores();
+        }
         let mut tensors = tensors::Attention::scored(client, &problem);
         let padded = || {
             let width = self.head_dim + self.row_padding;

@@ -122,8 +122,8 @@ list bin/tests "$@" | grep -v '::cpu$' >"$logs/all"
 start="$(date +%s)"
 
 # A line a process: a process waits seconds for its context beside others, so it runs several tests on one engine, short
-# ones next to those of the same file, with which they share most of their kernels. First come the engines whose kernels another one runs as well, so that it finds them
-# compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same; but
+# ones next to those of the same file, with which they share most of their kernels. First come the engines whose kernels
+# another one runs as well, so that it finds them compiled: `mma` takes the portable ones for what it does not serve, the own choice those of all, and Burn the same; but
 # a process of Burn that takes long does not wait for the last ones, or it would end alone. The longest come first, so that
 # the last processes end together; a test that nobody timed counts as one of half a minute. A test of faults or of
 # memory is alone in its process. Models have no engine in their names.

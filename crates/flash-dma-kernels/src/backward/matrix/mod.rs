@@ -199,11 +199,8 @@ impl MmaPass<'_> {
         if !in_dkdv {
             fill(client, rank, 0.0, f32::elem_type_native());
         }
-        let mut adds = in_dkdv;
-        for source in sources(learning) {
-            if in_dkdv && matches!(source, RankedSource::Kept(_)) {
-                continue;
-            }
+        let left = |source: &RankedSource| !(in_dkdv && matches!(source, RankedSource::Kept(_)));
+        for (n, source) in sources(learning).filter(left).enumerate() {
             let ranked = ranked_keys(client, problem, selection, source);
             let (keys, counts, capacity) = if chunks > 1 {
                 let max_live = match source {
@@ -227,8 +224,7 @@ impl MmaPass<'_> {
                 chunks,
                 tiles: capacity.div_ceil(blueprint.tiles.keys()),
             };
-            self.launch_rank(lists, source, adds, rank, blueprint);
-            adds = true;
+            self.launch_rank(lists, source, in_dkdv || n > 0, rank, blueprint);
         }
     }
 }
