@@ -11,6 +11,7 @@ use crate::host::scratch::{bytes, scratch};
 use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, OutputsLaunch};
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::rows::RowOrder;
+use crate::matrix::wgmma::key_boxes::KeyMapsLaunch;
 use crate::pattern::intervals::slices::slice_bytes;
 use crate::pattern::tensors::TileLaunch;
 use cubecl::client::Client;
@@ -107,7 +108,7 @@ impl<'a> MatrixForward<'a> {
             .max(address_type(&[&out], output.size()));
         // One argument list, because both kernels take the same arguments.
         macro_rules! launch {
-            ($kernel:ident) => {
+            ($kernel:ident $(, $maps:expr)?) => {
                 // SAFETY: the buffers were checked to hold the shapes and strides that the kernels index by, and the
                 // lists hold keys below `k_len`.
                 unsafe {
@@ -126,6 +127,7 @@ impl<'a> MatrixForward<'a> {
                             order,
                         ),
                         scaling_and_dropout(problem),
+                        $($maps,)?
                         LaunchedTilesLaunch::new(tiles.first as u32, tiles.count as u32),
                         blueprint,
                         elem_type(problem.element),
@@ -136,7 +138,10 @@ impl<'a> MatrixForward<'a> {
         }
         match blueprint.instruction {
             Instruction::Mma => launch!(forward_mma_kernel),
-            Instruction::Wgmma => launch!(forward_wgmma_kernel),
+            Instruction::Wgmma => {
+                let maps = KeyMapsLaunch::of(&blueprint, self.rows);
+                launch!(forward_wgmma_kernel, maps)
+            }
         }
     }
 }

@@ -90,7 +90,7 @@ impl MmaBlueprint {
         // Measured at head dimensions of 64 and 128; a copied tile is shared by all rows, so more rows cost little.
         let key_tile = match self.instruction {
             Instruction::Mma => 12 + self.warps,
-            Instruction::Wgmma => 7 + self.warps * 3 / 4,
+            Instruction::Wgmma => (7 + self.warps * 3 / 4) * self.key_tile / 64,
         };
         let rows = problem.batch * problem.q_heads * problem.q_len;
         let merging = match parts {
@@ -119,6 +119,7 @@ impl MmaBlueprint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pattern::kind::Pattern;
     use crate::testing::problem;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
@@ -138,7 +139,8 @@ mod tests {
         };
         let (q, kv) = ([1, heads, q_len, head_dim], [kv_heads, k_len]);
         let problem = problem(q, kv, window.is_some(), ElementType::Bf16, &options);
-        let smallest = MmaBlueprint::of(instruction, &problem, problem.group(), 4);
+        let pattern = Pattern::scored(&problem);
+        let smallest = MmaBlueprint::of(instruction, &problem, pattern, problem.group(), 4);
         let (blueprint, parts) = smallest.split(&problem, PROCESSORS, SHARED);
         assert_eq!(blueprint.split, parts > 1);
         (blueprint.warps, parts)

@@ -7,15 +7,17 @@ use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::dropout::lane_mask;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::logits::visible_logits;
+use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::query_tile::{copy_queries, first_output_head};
 use crate::matrix::repair::{add_not_finite, zero_not_finite};
 use crate::matrix::rows::{CubeTile, OutputRows, RowPair};
-use crate::matrix::softmax::{Columns, OnlineSoftmax, PerRow};
+use crate::matrix::softmax::{Columns, OnlineSoftmax, PerRow, packed};
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
+use crate::matrix::wgmma::key_boxes::{KeyBoxes, KeyMaps};
 use crate::matrix::wgmma::panel::{Panels, publish};
-use crate::matrix::wgmma::product::{finish, start_nt, start_pv};
-use crate::matrix::wgmma::ring::{Ring, Turns};
+use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
+use crate::matrix::wgmma::ring::Ring;
 use crate::matrix::wgmma::rows::{RowToWrite, write_row, write_row_exactly};
 use crate::vectors::Segment;
 use cubecl::prelude::*;
@@ -24,24 +26,28 @@ use cubecl::prelude::*;
 /// order. A warpgroup owns 64 rows of the query tile: their queries lie in shared memory, their logits,
 /// probabilities and output in its registers.
 ///
-/// All units copy; the stages of the [`Ring`] let one warpgroup compute its softmax while the tensor cores work for the
-/// others. One iteration: start S, then start copies `ahead` tiles ahead; wait for S and for the previous tile's
-/// product with V; softmax; start the product with V.
+/// One iteration: start S and the product of the tile before with V, then the copies of a later tile: by the tensor memory
+/// accelerator where keys are contiguous, otherwise by all units; wait for S; softmax; wait for the product with V.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
     operands: &Operands<E, Const<8>>,
     source: &KeySource,
     outputs: &mut Outputs<O>,
     scaling: &Scaling,
+    maps: &KeyMaps<E>,
     tiles_of: &LaunchedTiles,
     #[comptime] bp: MmaBlueprint,
     #[define(E)] _element: ElemType,
     #[define(O)] _output: ElemType,
 ) {
-    let size!(NS) = comptime!(bp.key_tile / 2);
+    // CubeCL's vectors have a power of two of elements; those after the last are never used.
+    let size!(NS) = comptime!((bp.key_tile / 2).next_power_of_two());
     let size!(NO) = comptime!(bp.output_elements());
-    let size!(NP) = comptime!(bp.key_tile / 4);
+    let size!(NP) = comptime!((bp.key_tile / 4).next_power_of_two());
+    let as_boxes = maps.exist;
     let (element, head_dim, key_tile) = comptime!((bp.element, bp.head_dim, bp.key_tile));
+    let columns = comptime!(Columns::first(bp.key_tile));
+    let stage_segments = comptime!(bp.key_tile * bp.segments());
     let (lane, warp) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
     let own = CubeTile::new::<E, Const<8>>(operands, source, tiles_of, bp);
     let keys = TileKeys::new(source, &own).part(bp);
@@ -74,75 +80,102 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
 
     let full_tiles = keys.full_tiles(bp);
     let tiles = keys.tiles(bp);
-    let turns = Turns::new();
-    let ring = Ring::new(bp.stages, comptime!(bp.fillers()), comptime!(bp.units()));
+    let ring = Ring::new(
+        comptime!(bp.stages),
+        comptime!(if as_boxes { 1 } else { bp.fillers() }),
+        comptime!(bp.units()),
+    );
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
-    // A stage is filled again `lag` tiles behind its use: two let a product with V stay under way until
-    // the next tile's logits are there.
-    let lag = comptime!(if bp.stages == 2 { 1usize } else { 2 });
-    let ahead = comptime!(bp.stages - lag);
+    // The first warpgroup would wait for the others' tiles before its own softmax.
+    let boxes = KeyBoxes::new::<E>(maps, &stages, &attended, comptime!(bp.units() as u32 - 128));
+    // A stage is filled again two tiles behind its use: its product with V is under way during the next tile's softmax.
+    let ahead = comptime!(bp.stages - 2);
     #[unroll]
     for tile in 0..ahead {
         if tile < tiles {
-            copies.fill::<E>(&ring, source, &attended, tile, &mut stages);
+            boxes.fill_or_gather::<E>(&mut copies, &ring, source, &attended, tile, &mut stages);
         }
     }
-    for tile in 0..tiles {
-        let boundary = tile >= full_tiles;
-        let stage = tile % comptime!(bp.stages);
-        let begin = stage * comptime!(bp.key_tile * bp.segments());
-        let k_tile = k_panels.behind(begin);
-        let v_tile = v_panels.behind(begin);
-        ring.wait_full(stage, tile / comptime!(bp.stages));
+    if comptime!(as_boxes) {
+        // Waits for the queries, which all units copied; otherwise their copies count with the first tile's.
+        commit_copies();
+        wait_copies(0u32);
         publish();
-        if attended.may_hide_not_finite(boundary) {
-            if zero_not_finite::<E>(&mut stages.v, tile, true, bp) {
-                not_finite[0] = 1u32;
+        sync_cube();
+    }
+    let mut p = Vector::<u32, NP>::new(0u32);
+    // The first tile is code of its own: nothing is under way yet.
+    #[unroll]
+    for pass in 0..2usize {
+        let first = comptime!(pass == 0);
+        let from = comptime!(pass).runtime();
+        let mut to = tiles;
+        if comptime!(first) {
+            to = min(tiles, 1usize);
+        }
+        for tile in from..to {
+            let boundary = tile >= full_tiles;
+            let stage = tile % comptime!(bp.stages);
+            let stage_before = (tile + comptime!(bp.stages - 1)) % comptime!(bp.stages);
+            let k_tile = k_panels.behind(stage * stage_segments);
+            ring.wait_full(stage, tile / comptime!(bp.stages));
+            if comptime!(!as_boxes) {
+                publish(); // Boxes are the products' to read as they land.
             }
-            publish();
-            // Makes the other units' zeros visible.
-            sync_cube();
-        }
-        // S = Q K^T.
-        turns.wait(tile, comptime!(bp.warps / 4));
-        let products = start_nt::<NS>(&own_queries, &k_tile, element, key_tile, head_dim);
-        turns.pass(tile, tiles, comptime!(bp.warps / 4));
-        if tile + ahead < tiles {
-            copies.fill::<E>(&ring, source, &attended, tile + ahead, &mut stages);
-        }
-        // In flight while the tensor cores multiply.
-        let seen = (attended.mask).words_of_pair::<E>(&stages, &rows, tile, boundary, bp);
-        let products = finish::<NS>(products, comptime!(bp.key_tile / 2));
-        if comptime!(lag == 2) {
-            acc = finish::<NO>(acc, comptime!(bp.output_elements()));
-            if tile > 0 {
-                ring.arrive_empty((tile - 1) % comptime!(bp.stages));
+            if attended.may_hide_not_finite(boundary) {
+                if zero_not_finite::<E>(&mut stages.v, tile, true, bp) {
+                    not_finite[0] = 1u32;
+                }
+                publish();
+                sync_cube(); // Makes the other units' zeros visible.
             }
-        }
-        let mut s = visible_logits::<E, NS>(
-            &products, &stages, source, &attended, &rows, &seen, tile, boundary,
-        );
-        let mut maxima = softmax.maxima();
-        maxima.raise_to::<NS>(&s, key_tile);
-        if softmax.outgrown(&mut maxima) {
-            let factors = softmax.rescale(&maxima);
-            scale_output::<NO>(&mut acc, &factors, bp);
-            softmax.rebase::<NS>(&mut s, key_tile);
-        }
-        let references = softmax.references();
-        softmax.note_tops(&maxima);
-        let words = &stages.columns;
-        let columns = comptime!(Columns::first(bp.key_tile));
-        let p =
-            softmax.probabilities::<NS, NP>(&s, &references, &mask, words, tile, columns, element);
-        // O += P V.
-        acc = start_pv::<NO, NP>(acc, p, &v_tile, element, head_dim, key_tile);
-        if comptime!(lag == 1) {
-            acc = finish::<NO>(acc, comptime!(bp.output_elements()));
-            ring.arrive_empty(stage);
+            // S = Q K^T, and O += P V of the tile before.
+            let products = start_nt::<NS>(&own_queries, &k_tile, element, key_tile, head_dim);
+            if comptime!(!first) {
+                let v_before = v_panels.behind(stage_before * stage_segments);
+                acc = start_pv::<NO, NP>(acc, p, &v_before, element, head_dim, key_tile);
+            }
+            if tile + ahead < tiles {
+                let (next, to) = (tile + ahead, &mut stages);
+                boxes.fill_or_gather::<E>(&mut copies, &ring, source, &attended, next, to);
+            }
+            let seen = (attended.mask).words_of_pair::<E>(&stages, &rows, tile, boundary, bp);
+            let under_way = comptime!(usize::from(!first));
+            let products = finish_but::<NS>(products, under_way, comptime!(bp.key_tile / 2));
+            let mut s = visible_logits::<E, NS>(
+                &products, &stages, source, &attended, &rows, &seen, tile, boundary,
+            );
+            let mut maxima = softmax.maxima();
+            maxima.raise_to::<NS>(&s, key_tile);
+            let outgrown = softmax.outgrown(&mut maxima);
+            let mut factors = PerRow {
+                upper: 1.0f32,
+                lower: 1.0f32,
+            };
+            if outgrown {
+                let of_rows = softmax.rescale(&maxima);
+                factors.upper = of_rows.upper;
+                factors.lower = of_rows.lower;
+                softmax.rebase::<NS>(&mut s, key_tile);
+            }
+            let references = softmax.references();
+            softmax.note_tops(&maxima);
+            let exponentials = softmax.exponentials::<NS>(&s, &references, columns);
+            // P and O are free again when the product with V has ended.
+            if comptime!(!first) {
+                acc = finish::<NO>(acc, comptime!(bp.output_elements()));
+                ring.arrive_empty(stage_before);
+            }
+            let words = &stages.columns;
+            p = packed::<NS, NP>(&exponentials, &mask, words, tile, columns, element);
+            if comptime!(!first) && outgrown {
+                scale_output::<NO>(&mut acc, &factors, bp);
+            }
         }
     }
-    if comptime!(lag == 2) {
+    if tiles > 0 {
+        let v_last = v_panels.behind((tiles - 1) % comptime!(bp.stages) * stage_segments);
+        acc = start_pv::<NO, NP>(acc, p, &v_last, element, head_dim, key_tile);
         acc = finish::<NO>(acc, comptime!(bp.output_elements()));
     }
 

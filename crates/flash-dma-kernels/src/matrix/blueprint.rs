@@ -58,6 +58,21 @@ impl RowStores {
     }
 }
 
+/// Keys per tile of `wgmma`, and the most stages of them. More keys take more registers for their logits and
+/// probabilities: 96 are all that is left beside an output of 128 columns if nothing but boxes of keys is read. Tiles of a
+/// plan are its blocks, or halves.
+fn wgmma_tiles(problem: &Problem, pattern: Pattern) -> (usize, usize) {
+    let plain =
+        pattern == Pattern::All(Bias::None) && problem.dropout.is_none() && problem.alibi.is_none();
+    match problem.head_dim {
+        65..=128 if plain => (96, 3),
+        ..=128 => (64, 4),
+        ..=208 => (64, 3),
+        _ if pattern.is_planned() => (32, 4),
+        _ => (48, 3),
+    }
+}
+
 /// CubeCL's name of the devices with `wgmma`, which exists on sm_90 only.
 const WGMMA_DEVICE: &str = "ptx_sm90";
 
@@ -161,13 +176,15 @@ impl MmaBlueprint {
         problem: &Problem,
         properties: &DeviceProperties,
     ) -> Result<Self, Obstacle> {
-        Self::choose_heads(instruction, problem, properties, 64)?.fitting(properties)
+        let pattern = Pattern::scored(problem);
+        Self::choose_heads(instruction, problem, pattern, properties, 64)?.fitting(properties)
     }
 
     /// [`choose`](Self::choose) with at most `most` heads per tile, and stages that may not fit.
     fn choose_heads(
         instruction: Instruction,
         problem: &Problem,
+        pattern: Pattern,
         properties: &DeviceProperties,
         most: usize,
     ) -> Result<Self, Obstacle> {
@@ -186,7 +203,7 @@ impl MmaBlueprint {
         };
         check_rows(on_device, element, head_dim, fits, served)?;
         let heads = heads_per_tile(problem, most);
-        let with = |warps| Self::of(instruction, problem, heads, warps);
+        let with = |warps| Self::of(instruction, problem, pattern, heads, warps);
         let processors = processors(properties);
         Ok(match instruction {
             Instruction::Mma if with(8).cubes(problem) < processors => with(4),
@@ -205,6 +222,7 @@ impl MmaBlueprint {
     pub(crate) fn of(
         instruction: Instruction,
         problem: &Problem,
+        pattern: Pattern,
         heads: usize,
         warps: usize,
     ) -> Self {
@@ -212,8 +230,7 @@ impl MmaBlueprint {
         let (key_tile, stages) = match (instruction, head_dim <= 128) {
             (Instruction::Mma, true) => (64, 3),
             (Instruction::Mma, false) => (32, 3),
-            (Instruction::Wgmma, true) => (64, 4),
-            (Instruction::Wgmma, false) => (64, 2),
+            (Instruction::Wgmma, _) => wgmma_tiles(problem, pattern),
         };
         Self {
             instruction,
@@ -224,7 +241,7 @@ impl MmaBlueprint {
             stages,
             heads,
             causal: problem.causal,
-            pattern: Pattern::scored(problem),
+            pattern,
             softcap: problem.softcap.is_some(),
             dropout: problem.dropout.is_some(),
             alibi: problem.alibi.is_some(),
@@ -247,18 +264,21 @@ impl MmaBlueprint {
             true => 64,
             false => 1,
         };
-        Self {
-            pattern: Pattern::masked(problem, Bias::of(problem)),
-            ..Self::choose_heads(instruction, &problem.attention, properties, most)?
-        }
-        .fitting(properties)
+        let pattern = Pattern::masked(problem, Bias::of(problem));
+        Self::choose_heads(instruction, &problem.attention, pattern, properties, most)?
+            .fitting(properties)
     }
 
-    /// The configuration with as many stages as fit, but at least two.
+    /// The configuration with as many stages as fit, but at least two or, with `wgmma`, whose stages are filled again two
+    /// tiles behind their use, three.
     fn fitting(self, properties: &DeviceProperties) -> Result<Self, Obstacle> {
         let most = properties.hardware.max_shared_memory_size;
+        let least = match self.instruction {
+            Instruction::Mma => 2,
+            Instruction::Wgmma => 3,
+        };
         let with = |stages| Self { stages, ..self };
-        let mut all = (2..=self.stages).rev().map(with);
+        let mut all = (least..=self.stages).rev().map(with);
         all.find(|blueprint| blueprint.shared_bytes() <= most)
             .ok_or(Obstacle::SharedMemory)
     }

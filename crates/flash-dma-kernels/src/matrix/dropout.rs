@@ -200,6 +200,7 @@ pub(crate) fn without_delta(
 mod tests {
     use super::*;
     use crate::dropout::dropout;
+    use crate::pattern::kind::Pattern;
     use crate::testing::{client, problem, read_u32, zeros};
     use flash_dma_problem::{AttentionOptions, Dropout, ElementType, dropout as host};
 
@@ -246,7 +247,7 @@ mod tests {
             let given = Dropout::new(0.5, 77).unwrap();
             let options = AttentionOptions::new().with_dropout(given);
             let p = problem(q, kv, false, ElementType::Bf16, &options);
-            let bp = MmaBlueprint::of(Instruction::Mma, &p, heads, 1);
+            let bp = MmaBlueprint::of(Instruction::Mma, &p, Pattern::scored(&p), heads, 1);
             let words = zeros(&client, &[2, 2 * group, q_len]);
             let tiles = q_len.div_ceil(bp.queries()) as u32;
             // SAFETY: rows without a query write nothing.

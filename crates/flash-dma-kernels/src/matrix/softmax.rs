@@ -216,8 +216,7 @@ impl OnlineSoftmax {
         any_lane(bases.upper != 0.0f32 || bases.lower != 0.0f32)
     }
 
-    /// Adds the probabilities of some columns of the rebased logits of key tile `tile`, and returns them rounded, as an
-    /// A operand, without those that `mask` drops; `words` are those of all stages' keys. The sums have no dropout.
+    /// [`exponentials`](Self::exponentials), [`packed`].
     pub(crate) fn probabilities<N: Size, NP: Size>(
         &mut self,
         logits: &Vector<f32, N>,
@@ -228,7 +227,18 @@ impl OnlineSoftmax {
         #[comptime] columns: Columns,
         #[comptime] element: ElementType,
     ) -> Vector<u32, NP> {
-        let mut packed = Vector::<u32, NP>::new(0u32);
+        let exponentials = self.exponentials::<N>(logits, references, columns);
+        packed::<N, NP>(&exponentials, mask, words, tile, columns, element)
+    }
+
+    /// The probabilities of some columns of rebased logits, added to the sums, which have no dropout.
+    pub(crate) fn exponentials<N: Size>(
+        &mut self,
+        logits: &Vector<f32, N>,
+        references: &PerRow,
+        #[comptime] columns: Columns,
+    ) -> Vector<f32, N> {
+        let mut all = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for n in 0..comptime!(columns.count / 8) {
             let at = comptime!(columns.first / 2 + n * 4);
@@ -238,15 +248,12 @@ impl OnlineSoftmax {
             let d = exp_of(logits.extract(comptime!(at + 3)), references.lower);
             self.sum0 += a + b;
             self.sum1 += c + d;
-            let mask = pair_mask(mask, words, tile, 0usize, comptime!(columns.first + n * 8));
-            let a = kept_by_product(&mask, a, 0usize, false);
-            let b = kept_by_product(&mask, b, 1usize, false);
-            packed.insert(comptime!(n * 2), pack(a, b, element));
-            let c = kept_by_product(&mask, c, 0usize, true);
-            let d = kept_by_product(&mask, d, 1usize, true);
-            packed.insert(comptime!(n * 2 + 1), pack(c, d, element));
+            all.insert(at, a);
+            all.insert(comptime!(at + 1), b);
+            all.insert(comptime!(at + 2), c);
+            all.insert(comptime!(at + 3), d);
         }
-        packed
+        all
     }
 
     /// [`probabilities`](Self::probabilities) of the `n`-th sixteen columns as a fragment of the compiler's products.
@@ -312,6 +319,47 @@ impl OnlineSoftmax {
             },
         }
     }
+}
+
+/// Some columns of the probabilities of key tile `tile`, rounded, as an A operand, without those that `mask` drops; `words`
+/// are those of all stages' keys.
+#[cube]
+pub(crate) fn packed<N: Size, NP: Size>(
+    probabilities: &Vector<f32, N>,
+    mask: &ComptimeOption<LaneMask>,
+    words: &ComptimeOption<Shared<[u32]>>,
+    tile: usize,
+    #[comptime] columns: Columns,
+    #[comptime] element: ElementType,
+) -> Vector<u32, NP> {
+    let mut packed = Vector::<u32, NP>::new(0u32);
+    #[unroll]
+    for n in 0..comptime!(columns.count / 8) {
+        let at = comptime!(columns.first / 2 + n * 4);
+        let mask = pair_mask(mask, words, tile, 0usize, comptime!(columns.first + n * 8));
+        let a = kept_by_product(&mask, probabilities.extract(at), 0usize, false);
+        let b = kept_by_product(
+            &mask,
+            probabilities.extract(comptime!(at + 1)),
+            1usize,
+            false,
+        );
+        packed.insert(comptime!(n * 2), pack(a, b, element));
+        let c = kept_by_product(
+            &mask,
+            probabilities.extract(comptime!(at + 2)),
+            0usize,
+            true,
+        );
+        let d = kept_by_product(
+            &mask,
+            probabilities.extract(comptime!(at + 3)),
+            1usize,
+            true,
+        );
+        packed.insert(comptime!(n * 2 + 1), pack(c, d, element));
+    }
+    packed
 }
 
 /// The greatest number that a row's logits may reach before it is rescaled, given the one from which they are measured;

@@ -1,7 +1,6 @@
 //! dQ on tensor cores: a cube owns a query tile and streams the keys of its list.
 
 pub(crate) mod blueprint;
-pub(crate) mod key_boxes;
 pub(crate) mod mma;
 pub(crate) mod repair;
 pub(crate) mod rows;

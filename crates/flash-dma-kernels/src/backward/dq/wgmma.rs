@@ -1,7 +1,6 @@
 //! The gradient of q on Hopper's tensor cores: query tiles stream the keys they attend to.
 
 use crate::args::Scaling;
-use crate::backward::dq::key_boxes::{KeyBoxes, KeyMaps};
 use crate::backward::dq::repair::mark_row;
 use crate::backward::dq::rows::LaneRows;
 use crate::backward::dq::weights::{PlacedTile, TilePairs, tile_gradients};
@@ -16,6 +15,7 @@ use crate::matrix::repair::zero_not_finite;
 use crate::matrix::rows::CubeTile;
 use crate::matrix::stages::Stages;
 use crate::matrix::tile_keys::TileKeys;
+use crate::matrix::wgmma::key_boxes::{KeyBoxes, KeyMaps};
 use crate::matrix::wgmma::panel::{Panels, publish};
 use crate::matrix::wgmma::product::{finish, finish_but, start_nt, start_pv};
 use crate::matrix::wgmma::ring::{Ring, Turns};
@@ -73,7 +73,7 @@ pub(crate) fn dq_wgmma_kernel<E: Float>(
 
     let tiles = keys.tiles(bp);
     let mut copies = KeyCopies::new::<E, Const<8>>(operands, source, &attended, &stages);
-    let boxes = KeyBoxes::new::<E>(maps, &stages, &attended);
+    let boxes = KeyBoxes::new::<E>(maps, &stages, &attended, 0u32);
     let mut acc = Vector::<f32, NO>::new(0.0f32);
     let ahead = comptime!(bp.stages - 1);
     let turns = Turns::new();

@@ -10,7 +10,6 @@ use crate::backward::dkdv::shared::args::{
     BackwardInputsLaunch, GradientTensors, KeyGradientsLaunch, KeyGridLaunch, QueryBoxesLaunch,
 };
 use crate::backward::dkdv::wgmma::dkdv_wgmma_kernel;
-use crate::backward::dq::key_boxes::KeyMapsLaunch;
 use crate::backward::dq::mma::dq_mma_kernel;
 use crate::backward::dq::wgmma::dq_wgmma_kernel;
 use crate::backward::rank::mma::rank_mma_kernel;
@@ -20,7 +19,8 @@ use crate::host::check::{address_type, elem_type};
 use crate::host::engine::Instruction;
 use crate::host::scratch::{bytes, scratch};
 use crate::matrix::args::{LaunchedTilesLaunch, OperandsLaunch, SavedRowsLaunch};
-use crate::matrix::wgmma::boxes::{boxes_of, takes_boxes, word_boxes_of};
+use crate::matrix::wgmma::boxes::{boxes_of, word_boxes_of};
+use crate::matrix::wgmma::key_boxes::KeyMapsLaunch;
 use crate::pattern::intervals::ranked::RankedSource;
 use crate::pattern::tensors::{SourceTensors, TileLaunch};
 use crate::rank_terms::rank_terms;
@@ -229,21 +229,7 @@ impl<'a> MmaPass<'a> {
         match tile.instruction {
             Instruction::Mma => launch!(dq_mma_kernel, blueprint),
             Instruction::Wgmma => {
-                // Contiguous keys: one unit copies them for all.
-                let listed =
-                    problem.has_scores || tile.pattern.is_planned() || tile.pattern.has_key_bias();
-                let [_, k, v] = self.rows;
-                // With dropout and with ALiBi every unit notes a key.
-                let boxes = !listed
-                    && !tile.notes_columns()
-                    && takes_boxes(k, size)
-                    && takes_boxes(v, size);
-                let [k_boxes, v_boxes] = [k, v].map(|rows| {
-                    let boxes = boxes.then(|| boxes_of(rows, problem.element, 1, tile.key_tile));
-                    boxes.into()
-                });
-                let maps = KeyMapsLaunch::new(k_boxes, v_boxes, boxes);
-                launch!(dq_wgmma_kernel, tile, maps)
+                launch!(dq_wgmma_kernel, tile, KeyMapsLaunch::of(&tile, self.rows))
             }
         }
     }

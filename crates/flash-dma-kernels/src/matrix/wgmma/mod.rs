@@ -16,6 +16,7 @@
 #[cfg(feature = "internals")]
 pub(crate) mod alone;
 pub(crate) mod boxes;
+pub(crate) mod key_boxes;
 pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod ring;

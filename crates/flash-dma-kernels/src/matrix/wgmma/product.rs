@@ -19,9 +19,11 @@ fn upper_word(width: usize) -> u32 {
     swizzle << 30 | width as u32
 }
 
-/// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A and B, both panels.
-fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
+/// `$0[64, n] = A[64, depth] B[n, depth]^T`; `$1` and `$2` are the addresses of A and B, both panels. `$0` is a vector
+/// of `r` registers, of which the first `n / 2` are used.
+fn nt_asm(element: ElementType, n: usize, depth: usize, r: usize) -> String {
     let ty = ptx_type(element);
+    let out = registers(n / 2, r);
     let width = panel_width(depth);
     let upper = upper_word(width);
     let mut s = format!(
@@ -38,19 +40,28 @@ fn nt_asm(element: ElementType, n: usize, depth: usize) -> String {
         };
         s += &format!(
             "add.u32 a, $1, {a}; add.u32 b, $2, {b}; mov.b64 da, {{a, h}}; mov.b64 db, {{b, h}}; {set}\n\
-             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} $0, da, db, p, 1, 1, 0, 0;\n"
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {out}, da, db, p, 1, 1, 0, 0;\n"
         );
     }
     s += "wgmma.commit_group.sync.aligned; }";
     s
 }
 
-/// Waits until at most `under_way` products are in flight, and then moves the `n` registers of `$1` to `$0`: the moves
-/// cost nothing, but bind what follows.
-fn finish_asm(n: usize, under_way: usize) -> String {
+/// The first `n` of the `r` registers of operand 0.
+fn registers(n: usize, r: usize) -> String {
+    if n == r {
+        return "$0".to_owned();
+    }
+    let all: Vec<_> = (0..n).map(|i| format!("%{i}")).collect();
+    format!("{{{}}}", all.join(", "))
+}
+
+/// Waits until at most `under_way` products are in flight, and then moves the first `n` of the `r` registers of `$1` to
+/// `$0`: the moves cost nothing, but bind what follows.
+fn finish_asm(n: usize, under_way: usize, r: usize) -> String {
     let mut s = format!("wgmma.wait_group.sync.aligned {under_way};\n");
     for i in 0..n {
-        s += &format!("mov.b32 %{i}, %{};", n + i);
+        s += &format!("mov.b32 %{i}, %{};", r + i);
     }
     s
 }
@@ -68,7 +79,8 @@ pub(crate) fn finish_but<N: Size>(
     #[comptime] under_way: usize,
     #[comptime] n: usize,
 ) -> Vector<f32, N> {
-    let body = comptime!(finish_asm(n, under_way));
+    let registers = N::value();
+    let body = comptime!(finish_asm(n, under_way, registers));
     let out: Vector<f32, N>;
     gpu_asm!(
         "{body} // {} {}",
@@ -89,7 +101,8 @@ pub(crate) fn start_nt<N: Size>(
     #[comptime] n: usize,
     #[comptime] depth: usize,
 ) -> Vector<f32, N> {
-    let body = comptime!(nt_asm(element, n, depth));
+    let registers = N::value();
+    let body = comptime!(nt_asm(element, n, depth, registers));
     let out: Vector<f32, N>;
     gpu_asm!(
         "{body} // {} {} {}",

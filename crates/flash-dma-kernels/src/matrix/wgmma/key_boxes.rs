@@ -5,7 +5,7 @@ use crate::matrix::attended::AttendedKeys;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::matrix::key_stream::KeyCopies;
 use crate::matrix::stages::Stages;
-use crate::matrix::wgmma::boxes::{BoxPlace, copy_boxes, map_address};
+use crate::matrix::wgmma::boxes::{BoxPlace, boxes_of, copy_boxes, map_address, takes_boxes};
 use crate::matrix::wgmma::panel::Panels;
 use crate::matrix::wgmma::ring::Ring;
 use cubecl::prelude::*;
@@ -21,6 +21,22 @@ pub(crate) struct KeyMaps<E: Float> {
     pub exist: bool,
 }
 
+impl<E: Float> KeyMapsLaunch<E> {
+    /// The tensor maps of K and V for the key tiles of a blueprint, if its keys are contiguous and nothing else is
+    /// noted of them.
+    pub(crate) fn of(bp: &MmaBlueprint, [_, k, v]: [&TensorBinding; 3]) -> Self {
+        let pattern = bp.pattern;
+        let gathers = pattern.has_intervals() || pattern.is_planned() || pattern.has_key_bias();
+        let takes = |rows| takes_boxes(rows, bp.element.size());
+        let exist = !gathers && !bp.notes_columns() && takes(k) && takes(v);
+        let [k, v] = [k, v].map(|rows| {
+            let map = exist.then(|| boxes_of(rows, bp.element, 1, bp.key_tile));
+            map.into()
+        });
+        Self::new(k, v, exist)
+    }
+}
+
 /// The copies of a cube's key tiles as boxes.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct KeyBoxes {
@@ -34,6 +50,9 @@ pub(crate) struct KeyBoxes {
     head: usize,
     /// The key of column 0.
     begin: usize,
+    /// The unit that copies.
+    #[cube(comptime)]
+    unit: u32,
     /// True if there are tensor maps.
     #[cube(comptime)]
     exist: bool,
@@ -45,6 +64,7 @@ impl KeyBoxes {
         maps: &KeyMaps<E>,
         stages: &Stages<E>,
         attended: &AttendedKeys,
+        #[comptime] unit: u32,
     ) -> KeyBoxes {
         KeyBoxes {
             k: map_address::<E>(&maps.k),
@@ -54,11 +74,12 @@ impl KeyBoxes {
             batch: attended.own.batch,
             head: attended.own.kv_head,
             begin: attended.keys.begin,
+            unit,
             exist: maps.exist,
         }
     }
 
-    /// Starts this unit's part of the copies of tile `tile` as soon as its stage is empty: the first unit copies boxes
+    /// Starts this unit's part of the copies of tile `tile` as soon as its stage is empty: one unit copies boxes
     /// for all or, without them, every unit gathers.
     pub(crate) fn fill_or_gather<E: Float>(
         &self,
@@ -70,7 +91,7 @@ impl KeyBoxes {
         stages: &mut Stages<E>,
     ) {
         if comptime!(self.exist) {
-            if UNIT_POS == 0 {
+            if UNIT_POS == comptime!(self.unit) {
                 self.fill(ring, tile, attended.own.bp);
             }
         } else {
