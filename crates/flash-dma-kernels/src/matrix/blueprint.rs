@@ -67,7 +67,7 @@ fn wgmma_tiles(problem: &Problem, pattern: Pattern) -> (usize, usize) {
     match problem.head_dim {
         65..=128 if plain => (96, 3),
         ..=128 => (64, 4),
-        ..=208 => (64, 3),
+        129..=208 => (64, 3),
         _ if pattern.is_planned() => (32, 4),
         _ => (48, 3),
     }

@@ -127,19 +127,20 @@ pub fn run(options: &[String]) -> Result {
             copy(&library, &dir.join("lib").join(name))?;
         }
     }
-    let scripts = [
+    let files = [
         ("interop", "examples/interop/torch_cases.py"),
         ("bench", "benches/roof.py"),
         ("bench", "benches/train_peer.py"),
         ("bench", "benches/generate_peer.py"),
+        ("tests", "bench-results/h200/times.tsv"),
     ];
     let run = "crates/xtask/src/gpu_pack/run.sh";
-    let scripts = scripts.iter().filter(|(part, _)| request.packs(part));
-    for script in scripts.map(|(_, script)| *script).chain([run]) {
-        let script = root().join(script);
-        let name = script.file_name().expect("a file");
+    let files = files.iter().filter(|(part, _)| request.packs(part));
+    for file in files.map(|(_, file)| *file).chain([run]) {
+        let file = root().join(file);
+        let name = file.file_name().expect("a file");
         // With its permissions: `run.sh` is executable.
-        copy(&script, &dir.join(name))?;
+        copy(&file, &dir.join(name))?;
     }
     write_file(&dir.join("COMMIT"), commit())?;
 
