@@ -87,10 +87,11 @@ impl MmaBlueprint {
         let (longest, mean) = self.key_tiles(problem);
         let waves = (self.cubes(problem) * parts).div_ceil(places).max(1);
         let tiles = longest.div_ceil(parts) + (waves - 1) * mean.div_ceil(parts);
-        // Measured at head dimensions of 64 and 128; a copied tile is shared by all rows, so more rows cost little.
-        let key_tile = match self.instruction {
-            Instruction::Mma => 12 + self.warps,
-            Instruction::Wgmma => (7 + self.warps * 3 / 4) * self.key_tile / 64,
+        // Measured at head dimensions of 64 and 128, for tiles of 64 keys on `wgmma`; a copied tile is shared by all rows, so
+        // more rows cost little.
+        let time = match self.instruction {
+            Instruction::Mma => tiles * (12 + self.warps),
+            Instruction::Wgmma => tiles * (7 + self.warps * 3 / 4) * self.key_tile / 64,
         };
         let rows = problem.batch * problem.q_heads * problem.q_len;
         let merging = match parts {
@@ -98,7 +99,7 @@ impl MmaBlueprint {
             _ => 80 + parts * rows / 256,
         };
         // A wave begins with its queries and an empty pipeline, and ends with its outputs.
-        tiles * key_tile + waves * 60 + merging
+        time + waves * 60 + merging
     }
 
     /// Key tiles of the longest and of a mean query tile.
