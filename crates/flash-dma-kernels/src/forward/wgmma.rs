@@ -129,7 +129,6 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
                 publish();
                 sync_cube(); // Makes the other units' zeros visible.
             }
-            // S = Q K^T, and O += P V of the tile before.
             let products = start_nt::<NS>(&own_queries, &k_tile, element, key_tile, head_dim);
             if comptime!(!first) {
                 let v_before = v_panels.behind(stage_before * stage_segments);
@@ -148,22 +147,16 @@ pub(crate) fn forward_wgmma_kernel<E: Float, O: Float>(
             let mut maxima = softmax.maxima();
             maxima.raise_to::<NS>(&s, key_tile);
             let outgrown = softmax.outgrown(&mut maxima);
-            let mut factors = PerRow {
-                upper: 1.0f32,
-                lower: 1.0f32,
-            };
+            let mut factors = PerRow::both(1.0f32);
             if outgrown {
-                let of_rows = softmax.rescale(&maxima);
-                factors.upper = of_rows.upper;
-                factors.lower = of_rows.lower;
+                factors.set(&softmax.rescale(&maxima));
                 softmax.rebase::<NS>(&mut s, key_tile);
             }
             let references = softmax.references();
             softmax.note_tops(&maxima);
             let exponentials = softmax.exponentials::<NS>(&s, &references, columns);
-            // P and O are free again when the product with V has ended.
             if comptime!(!first) {
-                acc = finish::<NO>(acc, comptime!(bp.output_elements()));
+                acc = finish::<NO>(acc, comptime!(bp.output_elements())); // P is free as well.
                 ring.arrive_empty(stage_before);
             }
             let words = &stages.columns;

@@ -37,6 +37,16 @@ pub(crate) struct PerRow {
 
 #[cube]
 impl PerRow {
+    /// The same number for both rows.
+    pub(crate) fn both(x: f32) -> PerRow {
+        PerRow { upper: x, lower: x }
+    }
+
+    pub(crate) fn set(&mut self, to: &PerRow) {
+        self.upper = to.upper;
+        self.lower = to.lower;
+    }
+
     /// Raises the numbers to a logit of each row.
     pub(crate) fn raise(&mut self, upper: f32, lower: f32) {
         self.upper = max(self.upper, upper);
