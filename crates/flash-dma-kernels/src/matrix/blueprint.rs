@@ -59,8 +59,8 @@ impl RowStores {
 }
 
 /// Keys per tile of `wgmma`, and the most stages of them. More keys take more registers for their logits and
-/// probabilities: 96 are all that is left beside an output of 128 columns if nothing but boxes of keys is read. Tiles of a
-/// plan are its blocks, or halves.
+/// probabilities: next to an output of 128 columns they leave room for 96 keys if nothing but boxes of keys is read.
+/// Tiles of a plan are its blocks, or halves.
 fn wgmma_tiles(problem: &Problem, pattern: Pattern) -> (usize, usize) {
     let plain =
         pattern == Pattern::All(Bias::None) && problem.dropout.is_none() && problem.alibi.is_none();

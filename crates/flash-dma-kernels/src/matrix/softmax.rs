@@ -226,22 +226,7 @@ impl OnlineSoftmax {
         any_lane(bases.upper != 0.0f32 || bases.lower != 0.0f32)
     }
 
-    /// [`exponentials`](Self::exponentials), [`packed`].
-    pub(crate) fn probabilities<N: Size, NP: Size>(
-        &mut self,
-        logits: &Vector<f32, N>,
-        references: &PerRow,
-        mask: &ComptimeOption<LaneMask>,
-        words: &ComptimeOption<Shared<[u32]>>,
-        tile: usize,
-        #[comptime] columns: Columns,
-        #[comptime] element: ElementType,
-    ) -> Vector<u32, NP> {
-        let exponentials = self.exponentials::<N>(logits, references, columns);
-        packed::<N, NP>(&exponentials, mask, words, tile, columns, element)
-    }
-
-    /// The probabilities of some columns of rebased logits, added to the sums, which have no dropout.
+    /// The probabilities of some columns of rebased logits, for [`packed`]; added to the sums, which have no dropout.
     pub(crate) fn exponentials<N: Size>(
         &mut self,
         logits: &Vector<f32, N>,
@@ -266,7 +251,7 @@ impl OnlineSoftmax {
         all
     }
 
-    /// [`probabilities`](Self::probabilities) of the `n`-th sixteen columns as a fragment of the compiler's products.
+    /// [`exponentials`](Self::exponentials) of the `n`-th sixteen columns, without those that `mask` drops, as a fragment of the compiler's products.
     pub(crate) fn fragment<E: Float, NA: Size, NC: Size>(
         &mut self,
         logits: &Accumulators<NC>,
@@ -347,27 +332,14 @@ pub(crate) fn packed<N: Size, NP: Size>(
     for n in 0..comptime!(columns.count / 8) {
         let at = comptime!(columns.first / 2 + n * 4);
         let mask = pair_mask(mask, words, tile, 0usize, comptime!(columns.first + n * 8));
-        let a = kept_by_product(&mask, probabilities.extract(at), 0usize, false);
-        let b = kept_by_product(
-            &mask,
-            probabilities.extract(comptime!(at + 1)),
-            1usize,
-            false,
-        );
-        packed.insert(comptime!(n * 2), pack(a, b, element));
-        let c = kept_by_product(
-            &mask,
-            probabilities.extract(comptime!(at + 2)),
-            0usize,
-            true,
-        );
-        let d = kept_by_product(
-            &mask,
-            probabilities.extract(comptime!(at + 3)),
-            1usize,
-            true,
-        );
-        packed.insert(comptime!(n * 2 + 1), pack(c, d, element));
+        #[unroll]
+        for row in 0..2usize {
+            let (first, lower) = comptime!((at + 2 * row, row == 1));
+            let a = kept_by_product(&mask, probabilities.extract(first), 0usize, lower);
+            let second = probabilities.extract(comptime!(first + 1));
+            let b = kept_by_product(&mask, second, 1usize, lower);
+            packed.insert(comptime!(n * 2 + row), pack(a, b, element));
+        }
     }
     packed
 }

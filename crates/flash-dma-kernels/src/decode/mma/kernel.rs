@@ -10,7 +10,7 @@ use crate::matrix::logit_scale::LogitScale;
 use crate::matrix::mma::{LanePlace, multiply};
 use crate::matrix::ptx::{commit_copies, wait_copies};
 use crate::matrix::rows::OutputRows;
-use crate::matrix::softmax::{Columns, OnlineSoftmax};
+use crate::matrix::softmax::{Columns, OnlineSoftmax, packed};
 use cubecl::prelude::*;
 
 /// Attention over the keys of kv head `CUBE_POS_X`, counted over all sequences, of the 16 query rows `CUBE_POS_Z`. The
@@ -166,16 +166,17 @@ fn attend_held<E: Float>(
             // O += P V, 16 keys at a time.
             #[unroll]
             for n in 0..comptime!(bp.key_tile / 16) {
-                let p = softmax.probabilities::<NS, NA>(
-                    &s,
-                    &references,
+                let columns = comptime!(Columns {
+                    first: n * 16,
+                    count: 16
+                });
+                let exponentials = softmax.exponentials::<NS>(&s, &references, columns);
+                let p = packed::<NS, NA>(
+                    &exponentials,
                     &ComptimeOption::new_None(),
                     &ComptimeOption::new_None(),
                     0usize,
-                    comptime!(Columns {
-                        first: n * 16,
-                        count: 16
-                    }),
+                    columns,
                     comptime!(bp.element),
                 );
                 let keys = v_keys + comptime!(n as u32 * 16) * row_bytes;

@@ -23,7 +23,10 @@ fn upper_word(width: usize) -> u32 {
 /// of `r` registers, of which the first `n / 2` are used.
 fn nt_asm(element: ElementType, n: usize, depth: usize, r: usize) -> String {
     let ty = ptx_type(element);
-    let out = registers(n / 2, r);
+    let out = match n / 2 == r {
+        true => "$0".to_owned(),
+        false => first_registers(n / 2),
+    };
     let width = panel_width(depth);
     let upper = upper_word(width);
     let mut s = format!(
@@ -47,11 +50,8 @@ fn nt_asm(element: ElementType, n: usize, depth: usize, r: usize) -> String {
     s
 }
 
-/// The first `n` of the `r` registers of operand 0.
-fn registers(n: usize, r: usize) -> String {
-    if n == r {
-        return "$0".to_owned();
-    }
+/// The first `n` registers of operand 0.
+fn first_registers(n: usize) -> String {
     let all: Vec<_> = (0..n).map(|i| format!("%{i}")).collect();
     format!("{{{}}}", all.join(", "))
 }
@@ -130,13 +130,12 @@ fn pv_asm(element: ElementType, n: usize, rows: usize, r: usize) -> String {
         s += &format!("mov.f32 %{i}, %{};", r + i);
     }
     s += "\nwgmma.fence.sync.aligned;\n";
-    let out: Vec<_> = (0..n / 2).map(|i| format!("%{i}")).collect();
-    let out = out.join(", ");
+    let out = first_registers(n / 2);
     for step in 0..rows / 16 {
         let [a0, a1, a2, a3] = [0, 1, 2, 3].map(|i| 2 * r + 4 * step + i);
         s += &format!(
             "add.u32 b, $3, {}; or.b32 b, b, {lead}; mov.b64 db, {{b, h}};\n\
-             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {{{out}}}, \
+             wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ty}.{ty} {out}, \
              {{%{a0}, %{a1}, %{a2}, %{a3}}}, db, p, 1, 1, 1;\n",
             step * 16 * width / 8
         );
