@@ -4,6 +4,7 @@ use super::rows::Row;
 use burn::data::dataloader::batcher::Batcher;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_flash_dma::Documents;
+use std::ops::Range;
 
 /// Inputs and targets of a training step.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Batch {
     pub documents: Documents,
     tokens: usize,
     predicted: usize,
+    /// Targets that count in the batch that this is a part of, on all devices.
+    counted: usize,
 }
 
 impl Batch {
@@ -29,6 +32,16 @@ impl Batch {
     /// If there are no rows, or rows differ in length.
     #[must_use]
     pub fn new(rows: &[Row], device: &Device) -> Self {
+        Self::part(rows, 0..rows.len(), device)
+    }
+
+    /// Some rows of a batch, of which the others are on other devices.
+    pub(super) fn part(batch: &[Row], served: Range<usize>, device: &Device) -> Self {
+        let predicted = |rows: &[Row]| {
+            let weights = rows.iter().flat_map(Row::weights);
+            weights.filter(|&&weight| weight != 0.0).count()
+        };
+        let (rows, counted) = (&batch[served], predicted(batch));
         let len = rows.first().expect("a row").inputs().len();
         let alike = rows.iter().all(|row| row.inputs().len() == len);
         assert!(alike, "rows of different lengths");
@@ -43,7 +56,8 @@ impl Batch {
             inputs: ints(Row::inputs),
             targets: ints(Row::targets),
             tokens: rows.len() * len - padding,
-            predicted: weights.iter().filter(|&&weight| weight != 0.0).count(),
+            predicted: predicted(rows),
+            counted,
             weights: Tensor::from_data(TensorData::new(weights, shape), (device, DType::F32)),
             documents: Documents::from_lengths(rows.iter().map(|row| row.documents().to_vec())),
         }
@@ -88,6 +102,9 @@ impl Batch {
     /// Mean, `[1]` in f32, of `losses` `[batch · len]` over the targets that count; 0 if there are none. A loss that
     /// does not count is ignored, even NaN.
     ///
+    /// Of a batch in parts on several devices, it is this part's share of the mean: their sum divided by the number of
+    /// targets that count in all parts.
+    ///
     /// Such losses come, for example, from `burn_flash_dma::train::token_losses`.
     ///
     /// # Panics
@@ -99,7 +116,15 @@ impl Batch {
         assert_eq!(losses.dims(), [rows * len], "the number of losses");
         let left_out = self.weights.clone().reshape([rows * len]).equal_elem(0);
         let counted = losses.cast(DType::F32).mask_fill(left_out, 0);
-        counted.sum() / self.predicted.max(1) as f64
+        counted.sum() / self.counted.max(1) as f64
+    }
+
+    /// Weights, `[batch, len]`, of which the mean over all tokens of weighted losses is [`mean`](Self::mean): those of
+    /// [`Decoder::try_loss_and_backward`](crate::nn::Decoder::try_loss_and_backward).
+    #[must_use]
+    pub fn weights_of_mean(&self) -> Tensor<2> {
+        let [rows, len] = self.weights.dims();
+        self.weights.clone() * ((rows * len) as f64 / self.counted.max(1) as f64)
     }
 }
 

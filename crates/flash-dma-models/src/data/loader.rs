@@ -1,10 +1,9 @@
 //! Shuffled batches in a resumable order.
 
-use super::batch::{Batch, RowBatcher};
+use super::batch::Batch;
 use super::error::DataError;
 use super::rows::{PackedRows, Row};
 use super::state::LoaderState;
-use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
 use burn::data::dataset::transform::ShuffledDataset;
 use burn::data::dataset::{Dataset, DatasetError};
@@ -26,8 +25,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// Clones, and copies that Burn makes for another device, share the position. Burn itself resumes after its last
 /// checkpoint: move there with [`begin`](Self::begin). It validates and keeps checkpoints between iterators:
-/// [`with_parts`](Self::with_parts) makes each serve a part of an epoch. For several devices Burn slices a loader. A
-/// slice has its own position, initially the epoch's beginning; its last batch may be smaller.
+/// [`with_parts`](Self::with_parts) makes each serve a part of an epoch.
+///
+/// For several devices Burn slices a loader. A slice has some rows of *every* batch, so all devices take as many steps
+/// (Burn's `ddp` would wait for ever otherwise), of the batches of a single device. Their [means](Batch::mean) add up to
+/// that of the whole batch, and their gradients to its gradient: reduce by `ReduceOperation::Sum`. A slice has its own
+/// position, initially that of the loader.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -59,8 +62,10 @@ pub struct Loader {
     batch: usize,
     seed: u64,
     device: Device,
-    /// Range of an epoch's order that is served.
-    places: Range<usize>,
+    /// Batches of an epoch.
+    batches: usize,
+    /// Rows of each batch that are served.
+    served: Range<usize>,
     parts: usize,
     /// Batches served, over all epochs.
     step: Arc<AtomicUsize>,
@@ -88,7 +93,8 @@ impl Loader {
             batch,
             seed,
             device: device.clone(),
-            places: 0..batches * batch,
+            batches,
+            served: 0..batch,
             parts: 1,
             step: Arc::default(),
         })
@@ -102,7 +108,7 @@ impl Loader {
     ///
     /// [`DataError::Parts`] if there are none, or more of them than batches.
     pub fn with_parts(self, parts: usize) -> Result<Self, DataError> {
-        let batches = self.batches();
+        let batches = self.batches;
         if !(1..=batches).contains(&parts) {
             return Err(DataError::Parts { parts, batches });
         }
@@ -112,7 +118,7 @@ impl Loader {
     /// Number of batches of an epoch.
     #[must_use]
     pub fn batches(&self) -> usize {
-        self.places.len().div_ceil(self.batch)
+        self.batches
     }
 
     /// Position of the loader: after the last batch served.
@@ -154,13 +160,13 @@ impl Loader {
 
     fn epoch(&self) -> usize {
         let step = self.step.load(Ordering::Relaxed);
-        step.checked_div(self.batches()).unwrap_or(0)
+        step / self.batches
     }
 
     /// Number of batches up to the end of a part, counted from 0 over all epochs.
     fn end(&self, part: usize) -> usize {
         let (epoch, part) = (part / self.parts, part % self.parts);
-        epoch * self.batches() + (part + 1) * self.batches() / self.parts
+        epoch * self.batches + (part + 1) * self.batches / self.parts
     }
 }
 
@@ -168,8 +174,7 @@ impl DataLoader<Batch> for Loader {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch> + 'a> {
         let step = self.step.load(Ordering::Relaxed);
         let epoch = self.epoch();
-        let part =
-            (epoch * self.parts..).find(|&part| self.end(part) > step || self.places.is_empty());
+        let part = (epoch * self.parts..).find(|&part| self.end(part) > step);
         let end = self.end(part.expect("the parts do not end"));
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(epoch as u64);
@@ -177,13 +182,13 @@ impl DataLoader<Batch> for Loader {
         Box::new(Epoch {
             loader: self,
             order,
-            first: epoch * self.batches(),
+            first: epoch * self.batches,
             end,
         })
     }
 
     fn num_items(&self) -> usize {
-        self.places.len()
+        self.batches * self.served.len()
     }
 
     fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<Batch>> {
@@ -192,10 +197,16 @@ impl DataLoader<Batch> for Loader {
         Arc::new(loader)
     }
 
+    /// # Panics
+    ///
+    /// If the slice has no row of a batch: there are more devices than rows.
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<Batch>> {
+        let row = |item: usize| self.served.start + item / self.batches;
         let mut slice = self.clone();
-        slice.places = self.places.start + start..self.places.start + end;
-        slice.step = Arc::new(AtomicUsize::new(self.epoch() * slice.batches()));
+        slice.served = row(start)..row(end);
+        let (devices, rows) = ("a device without a row of a batch", self.served.len());
+        assert!(!slice.served.is_empty(), "{devices}: batches have {rows}");
+        slice.step = Arc::new(AtomicUsize::new(self.step.load(Ordering::Relaxed)));
         Arc::new(slice)
     }
 }
@@ -219,12 +230,11 @@ impl Iterator for Epoch<'_> {
         if !(self.first..self.end).contains(&step) {
             return None;
         }
-        let first = loader.places.start + (step - self.first) * loader.batch;
-        let places = first..(first + loader.batch).min(loader.places.end);
-        let rows = self.order.get_many(places.collect());
+        let first = (step - self.first) * loader.batch;
+        let rows = self.order.get_many((first..first + loader.batch).collect());
         Some(rows.map(|rows| {
             loader.step.store(step + 1, Ordering::Relaxed);
-            RowBatcher.batch(rows, &loader.device)
+            Batch::part(&rows, loader.served.clone(), &loader.device)
         }))
     }
 }
@@ -232,10 +242,9 @@ impl Iterator for Epoch<'_> {
 impl DataLoaderIterator<Batch> for Epoch<'_> {
     /// In rows of the epoch, since the part may not be the first.
     fn progress(&self) -> Progress {
-        let all = self.loader.places.len();
-        let step = self.loader.step.load(Ordering::Relaxed);
+        let (loader, step) = (self.loader, self.loader.step.load(Ordering::Relaxed));
         let batches = step.clamp(self.first, self.end) - self.first;
-        let served = (batches * self.loader.batch).min(all);
-        Progress::new(served, all, Some("rows".to_owned()))
+        let served = batches * loader.served.len();
+        Progress::new(served, loader.num_items(), Some("rows".to_owned()))
     }
 }

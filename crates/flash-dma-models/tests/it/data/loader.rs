@@ -280,19 +280,77 @@ fn parts_are_the_epoch_in_pieces_and_any_of_them_may_be_the_first() {
     }
 }
 
+/// A batch in parts, as devices get them: all rows, and losses and gradients that add up.
 #[test]
-fn slices_partition_every_epoch() {
+fn slices_have_a_part_of_every_batch() {
     let dir = Dir::new();
-    let train = loader(&packed(&dir), 3, 4);
-    let count = train.num_items();
-    let slices = [(0, 7), (7, 7), (7, count)].map(|(start, end)| train.slice(start, end));
-    for _ in 0..2 {
-        let parts = slices.iter().flat_map(|slice| served(&**slice));
-        let parts: Vec<_> = parts.flat_map(|batch| batch.0).collect();
-        let whole: Vec<_> = served(&train).into_iter().flat_map(|b| b.0).collect();
-        assert_eq!(parts, whole);
+    let train = loader(&packed(&dir), 5, 4);
+    let whole = train.slice(0, train.num_items());
+    for devices in 1..=5 {
+        let each = train.num_items() / devices;
+        let ends = |device: usize| match device {
+            last if last + 1 == devices => train.num_items(),
+            _ => (device + 1) * each,
+        };
+        let slices: Vec<_> = (0..devices)
+            .map(|device| train.slice(device * each, ends(device)))
+            .collect();
+        let items: usize = slices.iter().map(|slice| slice.num_items()).sum();
+        assert_eq!(items, train.num_items());
+        for _ in 0..2 {
+            let mut parts: Vec<_> = slices.iter().map(|slice| slice.iter()).collect();
+            let mut steps = 0;
+            for batch in train.iter() {
+                let batch = batch.unwrap();
+                let parts: Vec<Batch> = parts
+                    .iter_mut()
+                    .map(|part| part.next().expect("as many batches").unwrap())
+                    .collect();
+                let mean = |batch: &Batch| {
+                    let losses = batch.targets.clone().float().flatten(0, 1);
+                    let weighted = losses.clone() * batch.weights_of_mean().flatten(0, 1);
+                    let means = [batch.mean(losses), weighted.mean()];
+                    means.map(|mean| mean.into_scalar::<f32>())
+                };
+                let sums = parts.iter().map(mean).fold([0.0; 2], |sums, mean| {
+                    [sums[0] + mean[0], sums[1] + mean[1]]
+                });
+                for (sum, mean) in sums.into_iter().zip(mean(&batch)) {
+                    assert!((sum - mean).abs() <= 1e-5 * mean, "{sum}, not {mean}");
+                }
+                let predicted: usize = parts.iter().map(Batch::predicted).sum();
+                assert_eq!(predicted, batch.predicted());
+                let rows: Vec<_> = parts
+                    .into_iter()
+                    .flat_map(|part| contents(part).0)
+                    .collect();
+                assert_eq!(rows, contents(batch).0);
+                steps += 1;
+            }
+            assert_eq!(steps, train.batches());
+            assert!(parts.iter_mut().all(|part| part.next().is_none()));
+            assert!(parts.iter().all(|part| part.progress().is_completed()));
+        }
     }
-    assert_eq!(slices[1].num_items(), 0);
-    let again = slices[2].slice(0, 3);
-    assert_eq!(served(&*again).len(), 1);
+    assert_eq!(served(&*whole).len(), train.batches());
+}
+
+#[test]
+fn a_slice_goes_on_where_the_loader_is() {
+    let dir = Dir::new();
+    let packed = packed(&dir);
+    let (train, same) = (loader(&packed, 4, 4), loader(&packed, 4, 4));
+    assert_eq!(train.iter().take(2).count(), 2);
+    assert_eq!(same.iter().take(2).count(), 2);
+    let slice = train.slice(0, train.num_items());
+    assert_eq!(served(&*slice), served(&same));
+    // It has its own position.
+    assert_eq!(train.state().step, 2);
+}
+
+#[test]
+#[should_panic(expected = "a device without a row of a batch: batches have 3")]
+fn more_devices_than_rows_of_a_batch_are_refused() {
+    let train = loader(&packed(&Dir::new()), 3, 4);
+    train.slice(0, train.num_items() / 4);
 }
