@@ -99,7 +99,7 @@ pub fn largest_batch(
 
 /// Client of a CubeCL device, under autodiff or not.
 #[cfg(feature = "cube")]
-fn client(device: &Device) -> Result<cubecl::client::Client, AttentionError> {
+pub(crate) fn client(device: &Device) -> Result<cubecl::client::Client, AttentionError> {
     match device.clone().inner().as_dispatch() {
         DispatchDevice::Cube(device) => Ok(device.client()),
         // It is the only kind in some builds.

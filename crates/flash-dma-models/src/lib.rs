@@ -1,7 +1,7 @@
 //! Language models with dynamic-mask attention for Burn.
 //!
 //! - [`nn`]: a decoder-only model, its blocks and their parts;
-//! - `TextTraining` (features `autodiff` and `data`): one call from text to a trained model;
+//! - `TextTraining` (feature `train`): one call from text to a trained model, on one device or several;
 //! - [`Curriculum`]: a training that begins with short texts;
 //! - [`doge`]: the Doge family, read from and written to Hugging Face's files;
 //! - [`generate`]: samplers, batches of prompts, beams, speculative decoding, for any [`LanguageModel`];
@@ -15,10 +15,10 @@ pub mod doge;
 pub mod generate;
 mod language_model;
 pub mod nn;
-#[cfg(all(feature = "autodiff", feature = "data"))]
+#[cfg(feature = "train")]
 mod training;
 
 pub use curriculum::Curriculum;
 pub use language_model::LanguageModel;
-#[cfg(all(feature = "autodiff", feature = "data"))]
-pub use training::{Evaluated, TextTraining, TrainingError};
+#[cfg(feature = "train")]
+pub use training::{Evaluated, FolderError, RunFolder, TextTraining, TrainingError};

@@ -1,18 +1,17 @@
 //! `doge fine-tune`: trains adapters, or all parameters, on packed documents with burn-train.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataset::Dataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::{Lora, ParamGroup};
-use burn::optim::lr_scheduler::LrSchedulerRecord;
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
-use burn::store::{ModuleRecord, ModuleSnapshot};
+use burn::store::ModuleSnapshot;
 use burn::tensor::FloatDType;
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{Adaptor, LearningRateMetric, LossInput, LossMetric};
@@ -21,14 +20,14 @@ use burn::train::{
 };
 use burn_flash_dma::train::{AdamWConfig, Measure, SelectionInput, SelectionMetric, optimize};
 use clap::Parser;
-use flash_dma_models::LanguageModel;
 use flash_dma_models::data::{
     Batch, DeviceMemory, Loader, PackedRows, RowBatcher, TextFormat, TokenCount, TokensPerSecond,
     write_tokens,
 };
 use flash_dma_models::doge::Doge;
 use flash_dma_models::nn::TokenInput;
-use serde_json::{Map, Value, json};
+use flash_dma_models::{LanguageModel, RunFolder};
+use serde_json::json;
 
 use crate::{Error, Folder, Place, at};
 
@@ -333,13 +332,20 @@ fn fit(
         "train": train.state(), "valid": valid.tokens(),
     });
     let train = train.with_parts(cli.checkpoints)?;
-    let done = begin(cli, &settings, epochs)?;
+    let folder = RunFolder::new(cli.out.join("training"));
+    let done = match cli.resume {
+        true => folder.last(&settings, epochs)?,
+        false => None,
+    };
+    if done.is_none() {
+        folder.start_over(&settings)?;
+    }
     train.begin(done.unwrap_or(0));
     // ANCHOR_END: resume
     let batches = DataLoaderBuilder::new(RowBatcher).batch_size(cli.batch);
     let batches = batches.set_device(plain.clone()).build(valid.clone());
     // ANCHOR: metrics
-    let mut training = SupervisedTraining::new(cli.out.join("training"), Arc::new(train), batches)
+    let mut training = SupervisedTraining::new(folder.path(), Arc::new(train), batches)
         .metric_train_numeric(LossMetric::new())
         .metric_valid_numeric(LossMetric::new())
         .metric_train_numeric(LearningRateMetric::new())
@@ -366,44 +372,4 @@ fn fit(
         Some(error) => Err(format!("training stopped: {error}").into()),
         None => Ok(result.model),
     }
-}
-
-/// Prepares the folder for a training of this many epochs with these settings, and returns the number of its last
-/// checkpoint if it resumes from one; without a checkpoint it starts over.
-fn begin(cli: &Cli, settings: &Value, epochs: usize) -> Result<Option<usize>, Error> {
-    let dir = cli.out.join("training");
-    let path = dir.join("settings.json");
-    let text = format!("{settings:#}");
-    if cli.resume && path.exists() {
-        let saved = fs::read_to_string(&path).map_err(at(&path))?;
-        let then: Value = serde_json::from_str(&saved).map_err(at(&path))?;
-        // Both from text: reading a number may change its last bit.
-        let now: Map<String, Value> = serde_json::from_str(&text)?;
-        if let Some((name, now)) = now.iter().find(|(name, now)| then[*name] != **now) {
-            let then = &then[name];
-            let training = format!("the training that stopped had {name} = {then}, not {now}");
-            return Err(format!("{training}: give it what it had").into());
-        }
-        let last = (1..=epochs).rev().find(|&epoch| is_whole(&dir, epoch));
-        if last.is_some() {
-            return Ok(last);
-        }
-    }
-    // The later epochs of an earlier training would be mistaken for this one's.
-    for path in ["checkpoint", "train", "valid"].map(|name| dir.join(name)) {
-        if path.exists() {
-            fs::remove_dir_all(&path).map_err(at(&path))?;
-        }
-    }
-    fs::write(&path, text).map_err(at(&path))?;
-    Ok(None)
-}
-
-/// True if model, optimiser and schedule of an epoch can all be loaded: a killed training may have written only a
-/// part of its last checkpoint.
-fn is_whole(dir: &Path, epoch: usize) -> bool {
-    let path = |name: &str| dir.join(format!("checkpoint/{name}-{epoch}.bpk"));
-    ModuleRecord::load(path("model")).is_ok()
-        && OptimizerRecord::load(path("optim")).is_ok()
-        && LrSchedulerRecord::load(path("scheduler")).is_ok()
 }

@@ -41,6 +41,14 @@ struct Cli {
     /// Device to train on.
     #[arg(long, value_parser = ["flex", "cuda", "cpu", "wgpu"], default_value = "flex")]
     device: String,
+    /// Which of them share the texts of a step, as `0,1`.
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    devices: Vec<usize>,
     /// Element type of the activations; parameters stay f32.
     #[arg(long, value_parser = ["f32", "f16", "bf16"], default_value = "f32")]
     dtype: String,
@@ -53,7 +61,7 @@ struct Cli {
     /// Training steps.
     #[arg(long, default_value_t = 600)]
     steps: usize,
-    /// Sequences a step.
+    /// Sequences a step, on all devices together.
     #[arg(long, default_value_t = 8)]
     batch: usize,
     /// Transformer blocks.
@@ -111,7 +119,7 @@ fn main() {
 }
 
 fn run(cli: &Cli) -> Result<(), Error> {
-    let (device, dtype) = place(cli)?;
+    let (devices, dtype) = places(cli)?;
     sampler(cli, 0).try_check()?;
     let texts = cli.data.iter().map(|path| fs::read(path).map_err(at(path)));
     let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
@@ -127,8 +135,8 @@ fn run(cli: &Cli) -> Result<(), Error> {
         println!("step {step}: training {training:.4}, validation {validation:.4}, {time} s");
     };
     let model = match cli.resume {
-        true => training.try_resume(&text, &cli.out, &device, see)?,
-        false => training.try_run(&text, &cli.out, &device, see)?,
+        true => training.try_resume(&text, &cli.out, &devices, see)?,
+        false => training.try_run(&text, &cli.out, &devices, see)?,
     };
     training.model.save(cli.out.join("config.json"))?;
     let record = model.clone().into_record();
@@ -150,29 +158,37 @@ fn run(cli: &Cli) -> Result<(), Error> {
     Ok(())
 }
 
-/// Device and element type, if this program was built with the device and it supports the type.
-fn place(cli: &Cli) -> Result<(Device, FloatDType), Error> {
-    let device = match cli.device.as_str() {
+/// Devices and element type, if this program was built with the devices and they support the type.
+fn places(cli: &Cli) -> Result<(Vec<Device>, FloatDType), Error> {
+    let open = |&number: &usize| match (cli.device.as_str(), number) {
+        // The processor is one device, whatever its number.
         #[cfg(feature = "flex")]
-        "flex" => Device::flex(),
+        ("flex", _) => Ok(Device::flex()),
         #[cfg(feature = "cuda")]
-        "cuda" => Device::cuda(0),
+        ("cuda", number) => Ok(Device::cuda(number)),
         #[cfg(feature = "cpu")]
-        "cpu" => Device::cpu(),
+        ("cpu", _) => Ok(Device::cpu()),
         #[cfg(feature = "wgpu")]
-        "wgpu" => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
-        name => {
+        ("wgpu", 0) => Ok(Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+        #[cfg(feature = "wgpu")]
+        ("wgpu", number) => Ok(Device::wgpu(burn::tensor::DeviceKind::DiscreteGpu(number))),
+        (name, _) => {
             let reason = "is not compiled in: build with --features";
-            return Err(format!("--device {name} {reason} {name}").into());
+            Err(format!("--device {name} {reason} {name}"))
         }
     };
+    let devices = cli
+        .devices
+        .iter()
+        .map(open)
+        .collect::<Result<Vec<_>, _>>()?;
     let dtype = match cli.dtype.as_str() {
         "bf16" => FloatDType::BF16,
         "f16" => FloatDType::F16,
         _ => FloatDType::F32,
     };
-    match device.supports_dtype(dtype) {
-        true => Ok((device, dtype)),
+    match devices.iter().all(|device| device.supports_dtype(dtype)) {
+        true => Ok((devices, dtype)),
         false => Err(format!("--device {} does not support {dtype:?}", cli.device).into()),
     }
 }

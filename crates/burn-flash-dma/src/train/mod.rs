@@ -10,6 +10,7 @@
 //! | [`linear_cross_entropy`] | an unembedding and `CrossEntropyLoss` | the logits of a large vocabulary are never whole |
 //! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
 //! | `SelectionMetric` (feature `train`) | | selections, and gradients of scores |
+//! | `data_parallel` (feature `train`) | | one of Burn's strategies for several devices |
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -51,6 +52,8 @@ mod embedding;
 mod loss;
 #[cfg(feature = "train")]
 mod metric;
+#[cfg(feature = "train")]
+mod parallel;
 
 pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections};
@@ -59,3 +62,5 @@ pub use embedding::embed;
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};
+#[cfg(feature = "train")]
+pub use parallel::data_parallel;

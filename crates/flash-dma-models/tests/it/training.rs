@@ -89,12 +89,12 @@ fn short_texts_have_as_large_a_share_of_the_keys_in_the_layers_that_choose() {
     }
 }
 
-#[cfg(feature = "data")]
+#[cfg(feature = "train")]
 mod of_text {
     use super::*;
     use crate::dir::Dir;
     use burn_flash_dma::nn::DynamicMaskAttentionConfig;
-    use flash_dma_models::{TextTraining, TrainingError};
+    use flash_dma_models::{FolderError, TextTraining, TrainingError};
     use std::path::Path;
 
     fn training() -> TextTraining {
@@ -121,7 +121,7 @@ mod of_text {
 
     #[test]
     fn a_run_that_goes_on_while_texts_are_short_ends_as_one_that_was_never_ended() {
-        let (dir, training, device) = (Dir::new(), training(), Device::flex());
+        let (dir, training, device) = (Dir::new(), training(), [Device::flex()]);
         let folder = dir.path("run");
         let mut steps = Vec::new();
         let mut see = |at: &flash_dma_models::Evaluated| {
@@ -131,7 +131,7 @@ mod of_text {
         let whole = training.try_run(&text(), &folder, &device, &mut see);
         let whole = parameters(&whole.expect("it trains"), &dir, "whole");
         // As if the run had been interrupted: only the checkpoint after the third of four steps is left.
-        std::fs::remove_dir_all(folder.join("checkpoint-8")).expect("the last checkpoint");
+        std::fs::remove_file(folder.join("checkpoint/optim-4.bpk")).expect("the last checkpoint");
         let rest = training.try_resume(&text(), &folder, &device, &mut see);
         assert!(parameters(&rest.expect("it goes on"), &dir, "rest") == whole);
         assert_eq!(steps, [2, 4, 6, 8, 8]);
@@ -142,13 +142,67 @@ mod of_text {
         let other = other.try_resume(&text(), &folder, &device, |_| {});
         assert_error!(
             other.expect_err("of another run"),
-            TrainingError::OtherRun { .. }
+            TrainingError::Folder(FolderError::OtherSetting { .. })
         );
+    }
+
+    /// A step's texts on one device and on two, which take half of them each. The texts have documents that end in the
+    /// middle of a row, so that the devices' shares of a mean differ.
+    #[test]
+    fn two_devices_share_the_texts_of_a_step() {
+        let (dir, one, two) = (Dir::new(), vec![Device::flex()], vec![Device::flex(); 2]);
+        let text: Vec<u8> = (0..9000u32).map(|at| (at * at % 251) as u8).collect();
+        let training = training().with_batch(4).with_rate(3e-3);
+        for activations in [Activations::Kept, Activations::Recomputed] {
+            let mut training = training.clone();
+            training.model.activations = activations;
+            let run = |devices: &[Device], name: &str| {
+                let mut losses = Vec::new();
+                let see = |at: &flash_dma_models::Evaluated| {
+                    losses.push([f64::from(at.training_loss), at.validation_loss]);
+                };
+                let model = training.try_run(&text, dir.path(name), devices, see);
+                (numbers(&model.expect("it trains")), losses)
+            };
+            let (alone, losses) = run(&one, "one");
+            let (shared, shared_losses) = run(&two, "two");
+            assert_eq!(losses.len(), 4);
+            for (one, two) in losses.iter().flatten().zip(shared_losses.iter().flatten()) {
+                assert!((one - two).abs() < 1e-5 * one, "{one} and {two}");
+            }
+            // Steps are of 3e-3, and those of Adam hardly depend on the size of a gradient.
+            assert_near(&alone, &shared);
+
+            // A checkpoint of two devices continues on one.
+            let folder = dir.path("two");
+            std::fs::remove_file(folder.join("checkpoint/model-4.bpk")).expect("a checkpoint");
+            let rest = training.try_resume(&text, &folder, &one, |_| {});
+            assert_near(&alone, &numbers(&rest.expect("it goes on")));
+        }
+    }
+
+    fn assert_near(left: &[f32], right: &[f32]) {
+        assert_eq!(left.len(), right.len());
+        let far = left.iter().zip(right).map(|(l, r)| (l - r).abs());
+        let far = far.fold(0.0, f32::max);
+        assert!(far < 1e-4, "off by {far}");
+    }
+
+    fn numbers(model: &Decoder) -> Vec<f32> {
+        struct Numbers(Vec<f32>);
+        impl ModuleVisitor for Numbers {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0.extend(param.val().into_data().iter::<f32>());
+            }
+        }
+        let mut numbers = Numbers(Vec::new());
+        model.visit(&mut numbers);
+        numbers.0
     }
 
     #[test]
     fn a_run_that_cannot_be_leaves_nothing() {
-        let (training, device) = (training(), Device::flex());
+        let (training, device) = (training(), [Device::flex()]);
         let nowhere = Path::new("/nowhere/at/all");
         let error = |training: TextTraining, text: &[u8]| {
             let run = training.try_run(text, nowhere, &device, |_| {});
@@ -166,6 +220,14 @@ mod of_text {
             error(training.clone(), b"too little"),
             TrainingError::TooShort { needed: 1290, .. }
         );
+        let devices = vec![Device::flex(); 3];
+        for (devices, count) in [(&devices[..0], 0), (&devices, 3)] {
+            let run = training.try_run(&text(), nowhere, devices, |_| {});
+            assert_error!(
+                run.expect_err("texts that cannot be shared"),
+                TrainingError::Devices { devices, batch: 2 } if *devices == count
+            );
+        }
         let resumed = training.try_resume(&text(), Dir::new().path("new"), &device, |_| {});
         assert_error!(
             resumed.expect_err("no run"),
