@@ -4,6 +4,8 @@ pub(crate) mod attention;
 pub(crate) mod composition;
 pub(crate) mod gating;
 pub(crate) mod inspection;
+#[cfg(feature = "autodiff")]
+pub(crate) mod live;
 pub(crate) mod masked;
 pub(crate) mod merge;
 pub(crate) mod norm;

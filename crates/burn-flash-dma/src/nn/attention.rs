@@ -17,7 +17,14 @@ use flash_dma_problem::{
     AttentionError, AttentionOptions, Dropout, ScoreRole, SelectionRule, TensorName,
 };
 
+#[cfg(feature = "autodiff")]
+mod carried;
 mod pass;
+
+#[cfg(feature = "autodiff")]
+pub use carried::Carry;
+#[cfg(feature = "autodiff")]
+pub(crate) use carried::{PartPass, PartSelection};
 
 /// Configuration of [`DynamicMaskAttention`].
 ///
@@ -392,6 +399,12 @@ impl DynamicMaskAttention {
     /// Dropout of the next call on these tokens; `None` outside training.
     pub(crate) fn draw_dropout(&self, tokens: &Tensor<3>) -> Option<Dropout> {
         (self.dropout.as_ref()).and_then(|dropout| dropout.draw(&tokens.device()))
+    }
+
+    /// True if ranks of a head compete.
+    #[cfg(feature = "autodiff")]
+    pub(crate) fn competes(&self) -> bool {
+        self.learning.compete
     }
 
     /// Parameters of the scores.

@@ -109,7 +109,7 @@ impl ScoreLearning {
             .compete(self.compete)
     }
 
-    fn runners_up(&self, window: usize) -> usize {
+    pub(super) fn runners_up(&self, window: usize) -> usize {
         self.runners_up
             .unwrap_or((window / 4).max(LEAST_RUNNERS_UP))
     }

@@ -230,7 +230,14 @@ fn resume(output: Tensor<3>, gradient: Tensor<3>) -> Gradients {
     Tensor::<1>::from_dispatch(zero).backward()
 }
 
-/// Adds the gradients of a backward pass to earlier ones.
+/// Adds the gradients of a backward pass for the parameters of `module` to earlier ones, `to`.
+pub fn add_gradients<M: Module>(module: &M, mut from: Gradients, to: &mut GradientsParams) {
+    module.visit(&mut Add {
+        from: &mut from,
+        to,
+    });
+}
+
 struct Add<'a> {
     from: &'a mut Gradients,
     to: &'a mut GradientsParams,

@@ -54,9 +54,10 @@ mod loss;
 mod metric;
 #[cfg(feature = "train")]
 mod parallel;
+mod streamed;
 
 pub use adamw::{AdamW, AdamWConfig, optimize};
-pub use checkpointing::{Checkpointed, Selections};
+pub use checkpointing::{Checkpointed, Selections, add_gradients};
 pub use clipping::clip_gradients;
 pub use embedding::embed;
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
@@ -64,3 +65,4 @@ pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, tok
 pub use metric::{Measure, SelectionInput, SelectionMetric};
 #[cfg(feature = "train")]
 pub use parallel::data_parallel;
+pub use streamed::StreamedLayers;

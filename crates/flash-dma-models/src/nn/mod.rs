@@ -14,6 +14,8 @@ mod input;
 #[cfg(feature = "autodiff")]
 mod loss;
 mod stack;
+#[cfg(feature = "autodiff")]
+mod streamed;
 
 pub use block::{DecoderBlock, DecoderBlockConfig, Residual};
 pub use decoder::{Activations, Decoder, DecoderConfig, last_keys};

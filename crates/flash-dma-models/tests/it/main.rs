@@ -12,4 +12,5 @@ mod data;
 mod dir;
 mod doge;
 mod generate;
+mod streamed;
 mod training;

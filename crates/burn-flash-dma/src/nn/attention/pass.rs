@@ -196,7 +196,10 @@ impl DynamicMaskAttention {
     }
 
     /// Output of an attention, with the layer's sink logits if it has any.
-    fn with_sink<S>(&self, attention: Attention<S>) -> Result<Tensor<4>, AttentionError> {
+    pub(super) fn with_sink<S>(
+        &self,
+        attention: Attention<S>,
+    ) -> Result<Tensor<4>, AttentionError> {
         match &self.sink_logits {
             None => attention.try_forward(),
             Some(logits) => Ok(attention.try_forward_with_sink(logits.val())?.0),

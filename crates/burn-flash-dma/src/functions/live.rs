@@ -1,0 +1,106 @@
+//! The keys that are alive at the end of some positions, as rows of a fixed number.
+
+use crate::fallback::running::{arange, running_sum};
+use burn::tensor::{DType, FloatDType, Int, Tensor};
+
+/// The keys, of a number per head, that later positions can attend to or have as runners-up, as rows in the order of the
+/// keys. There are as many rows for every head; where a head has fewer keys, the first rows are empty.
+#[derive(Clone, Debug)]
+pub(crate) struct LiveKeys {
+    /// Key of each row, `[batch, kv_heads, rows]` i32; any of an empty row.
+    key: Tensor<3, Int>,
+    /// Empty rows first: how many there are, `[batch, kv_heads, 1]` i32.
+    empty: Tensor<3, Int>,
+    /// Row of each key, `[batch, kv_heads, keys]` i32; −1 of one that is not alive.
+    row: Tensor<3, Int>,
+}
+
+impl LiveKeys {
+    /// Of keys that are attended or runners-up up to `ends`, `[batch, kv_heads, keys]`, at most `rows` of which are alive at
+    /// the last position, the last `recent` keys included, hidden or not.
+    pub(crate) fn new(ends: Tensor<3, Int>, recent: usize, rows: usize) -> Self {
+        let shape @ [batch, heads, keys] = ends.dims();
+        let device = ends.device();
+        let options = (&device, DType::I32);
+        let recent_from = keys.saturating_sub(recent) as i64;
+        let is_recent = arange(0..keys as i64, options).greater_equal_elem(recent_from);
+        let alive = ends.greater_equal_elem(keys as i64);
+        let alive = alive.bool_or(is_recent.reshape([1, 1, keys]).expand(shape));
+        let counts = running_sum(
+            alive
+                .clone()
+                .int()
+                .cast(DType::I32)
+                .reshape([batch * heads, keys]),
+        );
+        let counts = counts.reshape(shape);
+        let all = counts.clone().narrow(2, keys - 1, 1);
+        let empty = all * -1 + rows as i32;
+        let row = counts.clone() + empty.clone() - 1;
+        let nth = arange(1..rows as i64 + 1, options).reshape([1, 1, rows]);
+        let nth = nth.expand([batch, heads, rows]) - empty.clone().expand([batch, heads, rows]);
+        Self {
+            key: first_reaching(&counts, nth),
+            empty,
+            row: row.mask_fill(alive.bool_not(), -1),
+        }
+    }
+
+    /// The rows of `keys`, `[batch, kv_heads, keys, width]`.
+    pub(crate) fn rows_of(&self, keys: Tensor<4>) -> Tensor<4> {
+        let [batch, heads, rows] = self.key.dims();
+        let [_, _, _, width] = keys.dims();
+        let index = self.key.clone().unsqueeze_dim::<4>(3);
+        keys.gather(2, index.expand([batch, heads, rows, width]))
+    }
+
+    /// A number per key as a number per row, `empty` of empty rows.
+    pub(crate) fn numbers_of(&self, keys: Tensor<3>, empty: f32) -> Tensor<3> {
+        let shape @ [_, _, rows] = self.key.dims();
+        let options = (&keys.device(), DType::I32);
+        let places = arange(0..rows as i64, options).reshape([1, 1, rows]);
+        let is_empty = places.expand(shape).lower(self.empty.clone().expand(shape));
+        keys.gather(2, self.key.clone()).mask_fill(is_empty, empty)
+    }
+
+    /// What rows ask of their keys, `[batch, kv_heads, rows, width]`, by key: `[batch, kv_heads, keys, width]`, 0 of keys that
+    /// have no row.
+    pub(crate) fn asked_of_keys(&self, rows: Tensor<4>) -> Tensor<4> {
+        let [batch, heads, keys] = self.row.dims();
+        let [_, _, _, width] = rows.dims();
+        let shape = [batch, heads, keys, width];
+        let row = self.row.clone().unsqueeze_dim::<4>(3);
+        let none = row.clone().lower_elem(0).expand(shape);
+        rows.gather(2, row.clamp_min(0).expand(shape))
+            .mask_fill(none, 0)
+    }
+}
+
+/// First key at which a running count reaches each of the numbers `nth`; some key if none does. A binary search, as a sort or a
+/// scatter would be the work of few units of a GPU.
+fn first_reaching(counts: &Tensor<3, Int>, nth: Tensor<3, Int>) -> Tensor<3, Int> {
+    let keys = counts.dims()[2] as i64;
+    let mut before = nth.zeros_like();
+    let mut step = (keys as u64 + 1).next_power_of_two() as i64 / 2;
+    while step > 0 {
+        let last = before.clone() + (step - 1) as i32;
+        let count = counts.clone().gather(2, last.clone().clamp_max(keys - 1));
+        let is_before = count.lower(nth.clone()).bool_and(last.lower_elem(keys));
+        before = before + is_before.int().cast(DType::I32) * step as i32;
+        step /= 2;
+    }
+    before.clamp_max(keys - 1)
+}
+
+/// Positions, of those from `first` on, at which its rank keeps each key or it is a runner-up: `[batch, kv_heads, keys]`, f32.
+/// `ends` as those of [`LiveKeys::new`]; a key is kept by its rank once `recent` later ones have come.
+pub(crate) fn ranked_positions(ends: Tensor<3, Int>, recent: usize, first: usize) -> Tensor<3> {
+    let shape @ [_, _, keys] = ends.dims();
+    let options = (&ends.device(), DType::I32);
+    let from = arange(0..keys as i64, options) + recent.min(keys) as i32;
+    let from = from
+        .clamp_min(first as i64)
+        .reshape([1, 1, keys])
+        .expand(shape);
+    (ends - from).clamp_min(0).cast(FloatDType::F32)
+}
