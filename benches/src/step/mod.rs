@@ -41,6 +41,9 @@ pub struct Options {
     /// Keep only the inputs of the model's blocks, and recompute the rest.
     #[arg(long)]
     checkpoint: bool,
+    /// Read the sequences in parts of this many tokens, which the model computes twice, all but the last.
+    #[arg(long, value_name = "TOKENS", conflicts_with = "checkpoint")]
+    part: Option<std::num::NonZeroUsize>,
     /// Steps before the timed ones, the first of which is reported separately. In the first few the host waits more often.
     #[arg(long, default_value_t = 8)]
     warm_up: usize,
@@ -60,6 +63,9 @@ pub fn run(options: &Options) -> Result {
 }
 
 fn measured(options: &Options) -> Result<Row> {
+    if options.part.is_some() && options.what == What::Layer {
+        return Err("--part is for --what model".into());
+    }
     if options.warm_up == 0 || options.model.common.runs == 0 {
         return Err("--warm-up and --runs must be at least 1".into());
     }
@@ -218,6 +224,20 @@ mod tests {
         assert!((tokens * seconds - 96.0).abs() < 1e-6);
         assert!(row["first_step_ms"].as_f64().expect("a number") > 0.0);
         assert!(row["parameters"].as_u64().expect("a count") > 30_000);
+    }
+
+    #[test]
+    fn a_sequence_in_parts_has_the_losses_of_the_whole() {
+        let [whole, parts] = [&[][..], &["--part", "20"]]
+            .map(|more| row(&[&["--window", "8", "--batch", "2"], more].concat()));
+        for step in 0..2 {
+            let loss = |row: &Value| row["losses"][step].as_f64().expect("a number");
+            assert!(
+                (loss(&whole) - loss(&parts)).abs() < 1e-4,
+                "{whole} and {parts}"
+            );
+        }
+        assert_eq!(parts["part"], 20);
     }
 
     #[test]

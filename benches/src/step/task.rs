@@ -7,6 +7,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
 use flash_dma_reference::Rng;
+use std::num::NonZeroUsize;
 
 /// A module and its training data.
 pub trait Task {
@@ -25,6 +26,7 @@ pub struct ModelTask {
     config: DecoderConfig,
     rng: Rng,
     shape: [usize; 2],
+    part: Option<NonZeroUsize>,
     device: Device,
 }
 
@@ -41,6 +43,7 @@ impl ModelTask {
             config: config.with_vocabulary(options.vocabulary),
             rng: Rng::new(7),
             shape: [model.batch, options.seq],
+            part: options.part,
             device: device.clone(),
         }
     }
@@ -61,8 +64,14 @@ impl Task for ModelTask {
             let tokens = (0..self.shape.iter().product()).map(any);
             Tensor::from_data(TensorData::new(tokens.collect(), self.shape), &self.device)
         };
-        let loss = model.try_loss_and_backward(tokens(), tokens(), None);
-        loss.expect("windows fit the model")
+        let (inputs, targets) = (tokens(), tokens());
+        let Some(part) = self.part else {
+            let loss = model.try_loss_and_backward(inputs, targets, None);
+            return loss.expect("windows fit the model");
+        };
+        let all = model.try_loss_and_gradients_in_parts(inputs, targets, None, part.get());
+        let (loss, gradients) = all.expect("layers have windows");
+        (loss, Box::new(move || gradients))
     }
 }
 

@@ -22,9 +22,7 @@ mod carried;
 mod pass;
 
 #[cfg(feature = "autodiff")]
-pub use carried::Carry;
-#[cfg(feature = "autodiff")]
-pub(crate) use carried::{PartPass, PartSelection};
+pub(crate) use carried::{Carry, PartPass, PartRanks, PartSelection};
 
 /// Configuration of [`DynamicMaskAttention`].
 ///

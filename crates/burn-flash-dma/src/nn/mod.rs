@@ -15,10 +15,8 @@ mod pairs;
 mod scorer;
 
 #[cfg(feature = "autodiff")]
-pub use attention::Carry;
+pub(crate) use attention::{Carry, PartPass, PartRanks, PartSelection};
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
-#[cfg(feature = "autodiff")]
-pub(crate) use attention::{PartPass, PartSelection};
 pub use config::{Logits, QkNorm, Rope, ScoreLearning, Selection};
 pub use cross::{CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig};
 pub use input::DynamicMaskInput;

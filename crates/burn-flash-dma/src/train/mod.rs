@@ -9,6 +9,7 @@
 //! | [`cross_entropy`] | `CrossEntropyLoss` | fewer launches, and only the logits are kept |
 //! | [`linear_cross_entropy`] | an unembedding and `CrossEntropyLoss` | the logits of a large vocabulary are never whole |
 //! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
+//! | [`try_in_parts`] | a pass over a long sequence | memory holds one part of it at a time |
 //! | `SelectionMetric` (feature `train`) | | selections, and gradients of scores |
 //! | `data_parallel` (feature `train`) | | one of Burn's strategies for several devices |
 //!
@@ -49,20 +50,20 @@ mod adamw;
 mod checkpointing;
 mod clipping;
 mod embedding;
+mod in_parts;
 mod loss;
 #[cfg(feature = "train")]
 mod metric;
 #[cfg(feature = "train")]
 mod parallel;
-mod streamed;
 
 pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections, add_gradients};
 pub use clipping::clip_gradients;
 pub use embedding::embed;
+pub use in_parts::{PartLayers, try_in_parts};
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};
 #[cfg(feature = "train")]
 pub use parallel::data_parallel;
-pub use streamed::StreamedLayers;

@@ -10,12 +10,12 @@ mod decoder;
 mod decoder_loss;
 mod experts;
 mod feed_forward;
+#[cfg(feature = "autodiff")]
+mod in_parts;
 mod input;
 #[cfg(feature = "autodiff")]
 mod loss;
 mod stack;
-#[cfg(feature = "autodiff")]
-mod streamed;
 
 pub use block::{DecoderBlock, DecoderBlockConfig, Residual};
 pub use decoder::{Activations, Decoder, DecoderConfig, last_keys};

@@ -12,5 +12,5 @@ mod data;
 mod dir;
 mod doge;
 mod generate;
-mod streamed;
+mod in_parts;
 mod training;

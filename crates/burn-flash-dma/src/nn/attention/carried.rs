@@ -8,13 +8,13 @@ use crate::functions::selector::Selector;
 use crate::nn::by_position::First;
 use crate::nn::heads::{Starts, merge};
 use crate::nn::scorer::Learns;
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use flash_dma_problem::{AttentionError, ScoreRole, SelectionRule};
 
 /// What a layer's later tokens need of all earlier ones of their sequence: the keys that they can still attend to or have as
 /// runners-up, however many came before. Every other key is behind `window` better ones, and stays there.
 #[derive(Clone, Debug)]
-pub struct Carry {
+pub(crate) struct Carry {
     /// Keys and values, `[batch, kv_heads, rows, head_dim]`, in the order of the tokens. Rows without a key come first.
     pub(crate) rows: [Tensor<4>; 2],
     /// What ranks them, `[batch, kv_heads, rows]`, f32: −∞ of a hidden key and of a row without one, ∞ of a sink.
@@ -56,14 +56,10 @@ impl PartSelection {
 }
 
 impl DynamicMaskAttention {
-    /// An empty carry of rows of a type. Refuses layers whose memory of earlier tokens has no bound, or that this pass does
-    /// not support.
-    pub(crate) fn try_carry(
-        &self,
-        batch: usize,
-        dtype: FloatDType,
-        device: &Device,
-    ) -> Result<Carry, AttentionError> {
+    /// An empty carry for tokens like these. Refuses layers whose memory of earlier tokens has no bound, or that such a pass
+    /// does not support.
+    pub(crate) fn try_carry(&self, x: &Tensor<3>) -> Result<Carry, AttentionError> {
+        self.check_tokens(x)?;
         let refused = match (self.options.keep_window, self.score_role()) {
             (None, _) => "keeps all keys",
             _ if !self.options.causal => "is not causal",
@@ -73,9 +69,11 @@ impl DynamicMaskAttention {
             _ if self.learning.tokens => "has tokens that learn through their scores",
             (Some(window), ScoreRole::Rank) => {
                 let [heads, dim] = [self.n_kv_heads, self.head_dim];
-                let (_, rows) = self.carried_rows(window);
-                let zeros =
-                    || Tensor::zeros([batch, heads, rows, dim], (device, DType::from(dtype)));
+                let (_, rows, _) = self.carried(window);
+                let device = &x.device().without_autodiff();
+                let [batch, _, _] = x.dims();
+                let options = (device, x.dtype());
+                let zeros = || Tensor::zeros([batch, heads, rows, dim], options);
                 let ranks = [batch, heads, rows];
                 return Ok(Carry {
                     rows: [zeros(), zeros()],
@@ -88,14 +86,14 @@ impl DynamicMaskAttention {
         Err(AttentionError::Unsupported { what })
     }
 
-    /// The rule, and the rows of a carry.
-    fn carried_rows(&self, window: usize) -> (SelectionRule, usize) {
-        let rule = self.rule(window);
-        let runners_up = match rule.ranked() {
-            0 => 0,
+    /// The rule, the rows of a carry, and what learns through the scores.
+    fn carried(&self, window: usize) -> (SelectionRule, usize, Learns) {
+        let learns = self.learning.in_training(self.kind, Some(window));
+        let runners_up = match learns {
+            Learns::Nothing => 0,
             _ => self.learning.runners_up(window),
         };
-        (rule, window + runners_up)
+        (self.rule(window), window + runners_up, learns)
     }
 
     /// Attention of tokens `[batch, len, d_model]` behind a carry: the output, the carry after them, as a constant, and the
@@ -108,17 +106,13 @@ impl DynamicMaskAttention {
     ) -> Result<(Tensor<3>, Carry, PartPass), AttentionError> {
         self.check_tokens(&x)?;
         let window = self.options.keep_window.expect("a carry has a window");
-        let (rule, rows) = self.carried_rows(window);
+        let (rule, rows, learns) = self.carried(window);
         let (first, [batch, len, _]) = (carry.seen, x.dims());
         let has_graph = x.device().is_autodiff();
-        let learns = match rule.ranked() {
-            0 => Learns::Nothing,
-            _ => self.learning.in_training(self.kind, Some(window)),
-        };
         let [q, k, v] = self.project(x.clone(), Starts::Positions(&[first]))?;
         // They are made again for their gradient, which is known after the backward pass.
         let x = x.without_autodiff();
-        let ranks = match rule.ranked() > 0 {
+        let ranks = match rule.ranked() > 0 || learns != Learns::Nothing {
             true => self.scores_from(&x, First::At(first), Learns::Nothing, || Ok(v.clone()))?,
             false => Tensor::zeros([batch, self.n_kv_heads, len], (&x.device(), DType::F32)),
         };

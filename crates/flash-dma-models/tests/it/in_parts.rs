@@ -80,7 +80,6 @@ fn check(config: &DecoderConfig, len: usize, parts: &[usize]) {
             let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
             let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
             let far = far.fold(0f32, f32::max);
-            println!("parts of {part}: {name}: off by {far:e} of {most:e}");
             assert!(
                 far <= 2e-5 * most + 1e-9,
                 "parts of {part}: {name}: off by {far} of {most}"
@@ -92,5 +91,68 @@ fn check(config: &DecoderConfig, len: usize, parts: &[usize]) {
 #[test]
 fn a_default_decoder_in_parts_has_the_gradient_of_the_whole() {
     let config = DecoderConfig::new(attention(12), 4).with_local_window(Some(5));
-    check(&config, 60, &[60, 20, 17, 7]);
+    // The last part may be short, and parts shorter than windows.
+    check(&config, 60, &[60, 20, 17, 7, 1]);
+}
+
+/// One way at a time in which a layer differs from the default.
+#[test]
+fn so_has_every_layer_that_can_be_read_in_parts() {
+    let learning = ScoreLearning::new;
+    let layers = [
+        attention(12).with_selection(Selection::keep(12).with_sinks(2)),
+        attention(12).with_selection(Selection::keep(12).with_recent(Some(0))),
+        attention(12).with_selection(Selection::keep(12).with_recent(Some(11))),
+        attention(12).with_selection(Selection::last(12)),
+        attention(12).with_selection(Selection::keep(12).with_recency(false)),
+        attention(12).with_selection(Selection::keep(12).with_turns(Some(3))),
+        attention(12).with_learning(Some(learning().with_compete(false))),
+        attention(12).with_learning(Some(learning().with_kept(false))),
+        attention(12).with_learning(Some(learning().with_runners_up(Some(0)))),
+        attention(12).with_learning(Some(learning().with_runners_up(Some(40)))),
+        attention(12).with_learning(Some(ScoreLearning::none())),
+        attention(12).with_logits(Logits::new().with_sink(true).with_softcap(Some(5.0))),
+        attention(50),
+    ];
+    for layer in layers {
+        let config = DecoderConfig::new(layer, 2).with_local_window(None);
+        check(&config, 45, &[16, 11]);
+    }
+}
+
+#[test]
+fn a_layer_without_a_bound_is_refused() {
+    let device = Device::flex().autodiff();
+    let logits = |logits: Logits| attention(12).with_logits(logits);
+    for (layer, reason) in [
+        (
+            attention(12).with_selection(Selection::new()),
+            "keeps all keys",
+        ),
+        (
+            attention(12).with_scores(Scores::Dma),
+            "adds scores to the logits",
+        ),
+        (
+            attention(12).with_scores(Scores::Added),
+            "adds scores to the logits",
+        ),
+        (logits(Logits::new().with_dropout(0.1)), "has dropout"),
+        (
+            attention(12).with_learning(Some(ScoreLearning::new().with_tokens(true))),
+            "has tokens that learn through their scores",
+        ),
+    ] {
+        let config = DecoderConfig::new(layer, 1).with_local_window(None);
+        let model = config.init(&device);
+        let [tokens, targets] = sequence(20);
+        let refused = model.try_loss_and_gradients_in_parts(tokens, targets, None, 10);
+        let Err(AttentionError::Unsupported { what }) = refused else {
+            panic!("a layer that {reason} was read")
+        };
+        assert_eq!(
+            what,
+            format!("a sequence in parts by a layer that {reason}")
+        );
+    }
 }
