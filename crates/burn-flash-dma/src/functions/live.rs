@@ -26,14 +26,8 @@ impl LiveKeys {
         let is_recent = arange(0..keys as i64, options).greater_equal_elem(recent_from);
         let alive = ends.greater_equal_elem(keys as i64);
         let alive = alive.bool_or(is_recent.reshape([1, 1, keys]).expand(shape));
-        let counts = running_sum(
-            alive
-                .clone()
-                .int()
-                .cast(DType::I32)
-                .reshape([batch * heads, keys]),
-        );
-        let counts = counts.reshape(shape);
+        let ones = alive.clone().int().cast(DType::I32);
+        let counts = running_sum(ones.reshape([batch * heads, keys])).reshape(shape);
         let all = counts.clone().narrow(2, keys - 1, 1);
         let empty = all * -1 + rows as i32;
         let row = counts.clone() + empty.clone() - 1;
@@ -103,4 +97,59 @@ pub(crate) fn ranked_positions(ends: Tensor<3, Int>, recent: usize, first: usize
         .reshape([1, 1, keys])
         .expand(shape);
     (ends - from).clamp_min(0).cast(FloatDType::F32)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, TensorData};
+
+    /// Heads of which every key, some keys, and none are alive, in more and in fewer rows than keys.
+    #[test]
+    fn rows_are_the_live_keys_in_order() {
+        let device = Device::flex();
+        for keys in [1, 7, 8, 300] {
+            let alive = |head: usize, key: usize| match head {
+                0 => true,
+                1 => (key * key + key / 3) % 5 < 2,
+                _ => false,
+            };
+            let recent = 3.min(keys);
+            let ends =
+                |head: usize| (0..keys).map(move |key| if alive(head, key) { keys } else { key });
+            let ends: Vec<i32> = (0..3).flat_map(ends).map(|end| end as i32).collect();
+            let ends = Tensor::from_data(TensorData::new(ends, [1, 3, keys]), &device);
+            let rows = keys + 2;
+            let live = LiveKeys::new(ends, recent, rows);
+            let numbers = Tensor::<1, Int>::arange(0..keys as i64, &device).float();
+            let numbers = numbers.reshape([1, 1, keys]).expand([1, 3, keys]);
+            let gathered = live.numbers_of(numbers.clone(), -1.0);
+            let same = live.rows_of(numbers.unsqueeze_dim(3)).reshape([1, 3, rows]);
+            let asked = live.asked_of_keys(gathered.clone().unsqueeze_dim(3));
+            let [gathered, same] =
+                [gathered, same].map(|t| t.into_data().try_to_vec::<f32>().unwrap());
+            let asked = asked.into_data().try_to_vec::<f32>().unwrap();
+            for head in 0..3 {
+                let is_live = |&key: &usize| alive(head, key) || key + recent >= keys;
+                let kept: Vec<f32> = (0..keys).filter(is_live).map(|key| key as f32).collect();
+                let (empty, full) = gathered[head * rows..][..rows].split_at(rows - kept.len());
+                assert_eq!(full, kept);
+                assert!(empty.iter().all(|&row| row == -1.0));
+                assert_eq!(same[head * rows..][..rows][empty.len()..], kept);
+                for (key, &asked) in asked[head * keys..][..keys].iter().enumerate() {
+                    let expected = if is_live(&key) { key as f32 } else { 0.0 };
+                    assert_eq!(asked, expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn positions_are_those_at_which_ranks_decide() {
+        let ends = Tensor::<3, Int>::from_ints([[[5, 4, 2, 9, 9, 9, 6, 9, 9]]], &Device::flex());
+        let positions = ranked_positions(ends, 2, 3).into_data();
+        // Key j is kept by its rank from j + 2 on, and positions count from 3.
+        let expected = [2.0, 1.0, 0.0, 4.0, 3.0, 2.0, 0.0, 0.0, 0.0];
+        assert_eq!(positions.try_to_vec::<f32>().unwrap(), expected);
+    }
 }

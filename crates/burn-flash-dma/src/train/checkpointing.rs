@@ -149,8 +149,7 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
         for block in blocks {
             let mut selections = Selections::new();
             // Records nothing: Burn frees a graph that nobody holds only with the next backward pass.
-            block.visit(&mut Initialise);
-            let untracked = block.clone().no_grad();
+            let untracked = untracked(block);
             let out = run(&untracked, x.clone(), &mut selections).detach();
             kept.push((x, selections));
             x = out;
@@ -215,8 +214,13 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
     }
 }
 
+/// A copy of a module whose passes record nothing.
+pub(super) fn untracked<M: Module>(module: &M) -> M {
+    module.visit(&mut Initialise);
+    module.clone().no_grad()
+}
+
 /// Initialises lazy parameters: until then a copy shares with its original whether it is trained.
-/// trained.
 struct Initialise;
 
 impl ModuleVisitor for Initialise {

@@ -1,6 +1,6 @@
 //! Training on a sequence in parts, one after the other, by the gradient of the whole.
 
-use super::checkpointing::add_gradients;
+use super::checkpointing::{add_gradients, untracked};
 use crate::nn::{Carry, DynamicMaskAttention, PartPass, PartRanks, PartSelection};
 use crate::ops::TrainingOps;
 use crate::validate::expect;
@@ -64,7 +64,7 @@ pub fn try_in_parts<M: Module>(
 ) -> Result<(Tensor<1>, GradientsParams), AttentionError> {
     assert!(parts > 0, "a sequence in no part");
     let mut layers = PartLayers::default();
-    let untracked = model.clone().no_grad();
+    let untracked = untracked(model);
     for part in 0..parts - 1 {
         layers.begin(part, false);
         features(&untracked, part, &mut layers)?;

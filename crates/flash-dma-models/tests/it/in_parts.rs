@@ -58,24 +58,29 @@ fn sequence(len: usize) -> [Tensor<2, Int>; 2] {
     [0, 1].map(|from| tokens.clone().narrow(1, from, len))
 }
 
-/// Compares parts of each of these lengths with the whole.
+/// Compares parts of each of these lengths with the whole. The parts come first, as a new model's parameters are made only
+/// when they are first read.
 fn check(config: &DecoderConfig, len: usize, parts: &[usize]) {
     let device = Device::flex().autodiff();
     device.seed(5);
     let model = config.init(&device);
     let [tokens, targets] = sequence(len);
-    let (loss, backward) = model
-        .try_loss_and_backward(tokens.clone(), targets.clone(), None)
-        .expect("it fits");
+    let streamed: Vec<_> = parts
+        .iter()
+        .map(|&part| {
+            let (tokens, targets) = (tokens.clone(), targets.clone());
+            let all = model.try_loss_and_gradients_in_parts(tokens, targets, None, part);
+            let (loss, gradients) = all.expect("it fits");
+            (part, loss.into_scalar::<f32>(), by_name(&model, &gradients))
+        })
+        .collect();
+    let whole = model.try_loss_and_backward(tokens, targets, None);
+    let (loss, backward) = whole.expect("it fits");
     let whole = by_name(&model, &backward());
     let loss = loss.into_scalar::<f32>();
-    for &part in parts {
-        let streamed =
-            model.try_loss_and_gradients_in_parts(tokens.clone(), targets.clone(), None, part);
-        let (streamed, gradients) = streamed.expect("it fits");
-        let streamed = streamed.into_scalar::<f32>();
+    for (part, streamed, in_parts) in streamed {
         assert!((streamed - loss).abs() < 1e-5, "{streamed}, not {loss}");
-        for ((name, whole), (_, parts)) in whole.iter().zip(by_name(&model, &gradients)) {
+        for ((name, whole), (_, parts)) in whole.iter().zip(in_parts) {
             assert_eq!(whole.len(), parts.len(), "{name} in parts of {part}");
             let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
             let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());

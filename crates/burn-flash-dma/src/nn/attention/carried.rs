@@ -107,18 +107,11 @@ impl DynamicMaskAttention {
         self.check_tokens(&x)?;
         let window = self.options.keep_window.expect("a carry has a window");
         let (rule, rows, learns) = self.carried(window);
-        let (first, [batch, len, _]) = (carry.seen, x.dims());
+        let [_, len, _] = x.dims();
         let has_graph = x.device().is_autodiff();
-        let [q, k, v] = self.project(x.clone(), Starts::Positions(&[first]))?;
-        // They are made again for their gradient, which is known after the backward pass.
+        let [q, k, v] = self.project(x.clone(), Starts::Positions(&[carry.seen]))?;
         let x = x.without_autodiff();
-        let ranks = match rule.ranked() > 0 || learns != Learns::Nothing {
-            true => self.scores_from(&x, First::At(first), Learns::Nothing, || Ok(v.clone()))?,
-            false => Tensor::zeros([batch, self.n_kv_heads, len], (&x.device(), DType::F32)),
-        };
-        let ranks = ranks.without_autodiff();
-        let ranks = with_sinks(ranks, rule.sinks.saturating_sub(first));
-        let ranks = Tensor::cat(vec![carry.ranks.clone(), ranks], 2);
+        let ranks = self.ranks_of_part(&x, &v, carry, rule, learns)?;
         let is_tracked = has_graph && learns != Learns::Nothing;
         let all = match is_tracked {
             true => ranks.clone().autodiff().set_require_grad(true),
@@ -127,10 +120,7 @@ impl DynamicMaskAttention {
         let selection = match given {
             Some(given) => given.clone(),
             None => {
-                let selector = Selector::top(window).recent(rule.recent);
-                // The charge of ranks that compete is known when all parts are done.
-                let selector = self.learning.taught(selector, window).compete(false);
-                let intervals = selector.try_select(all.clone())?;
+                let intervals = self.part_selector(window, rule).try_select(all.clone())?;
                 let live = LiveKeys::new(last_ends(&intervals), rule.recent, rows);
                 PartSelection { intervals, live }
             }
@@ -142,7 +132,7 @@ impl DynamicMaskAttention {
         let next = Carry {
             rows: [&keys, &values].map(|keys| live.rows_of(keys.clone().without_autodiff())),
             ranks: live.numbers_of(ranks.clone(), f32::NEG_INFINITY),
-            seen: first + len,
+            seen: carry.seen + len,
         };
         let ranks = is_tracked.then(|| {
             let positions = ranked_positions(last_ends(&intervals), rule.recent, rows);
@@ -165,6 +155,36 @@ impl DynamicMaskAttention {
             ranks,
         };
         Ok((merge(out, &self.o_proj)?, next, pass))
+    }
+
+    /// What ranks the keys of a carry and of the part behind it: without a graph. Scores are made again for their gradient, which
+    /// is known after the backward pass of the part.
+    fn ranks_of_part(
+        &self,
+        x: &Tensor<3>,
+        v: &Tensor<4>,
+        carry: &Carry,
+        rule: SelectionRule,
+        learns: Learns,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [batch, len, _] = x.dims();
+        let scores = match rule.ranked() > 0 || learns != Learns::Nothing {
+            true => {
+                let first = First::At(carry.seen);
+                self.scores_from(x, first, Learns::Nothing, || Ok(v.clone()))?
+            }
+            false => Tensor::zeros([batch, self.n_kv_heads, len], (&x.device(), DType::F32)),
+        };
+        let ranks = scores.without_autodiff();
+        let ranks = with_sinks(ranks, rule.sinks.saturating_sub(carry.seen));
+        Ok(Tensor::cat(vec![carry.ranks.clone(), ranks], 2))
+    }
+
+    /// The selector of a part. Its sinks rank above all others already, and the charge of ranks that compete is known when all
+    /// parts are done.
+    fn part_selector(&self, window: usize, rule: SelectionRule) -> Selector {
+        let selector = Selector::top(window).recent(rule.recent);
+        self.learning.taught(selector, window).compete(false)
     }
 
     /// Scores by their projection alone, `[batch, kv_heads, len]`, of tokens `[batch, len, d_model]`.

@@ -1,0 +1,102 @@
+//! A sequence in parts, through Burn: the gradients of two layers are those of a pass over the whole sequence.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
+use burn_flash_dma::train::try_in_parts;
+use flash_dma_tests::prelude::*;
+use flash_dma_tests::tensors::{dtype, load, values};
+
+every_burn!(gradients_of_the_whole);
+
+#[derive(Module, Debug)]
+struct Layers {
+    all: Vec<DynamicMaskAttention>,
+}
+
+/// Gradients of all parameters, empty where there is none.
+struct All<'a> {
+    gradients: &'a GradientsParams,
+    found: Vec<Vec<f64>>,
+}
+
+impl ModuleVisitor for All<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let gradient = self.gradients.get::<D>(param.id);
+        self.found.push(gradient.map(values).unwrap_or_default());
+    }
+}
+
+fn all(layers: &Layers, gradients: &GradientsParams) -> Vec<Vec<f64>> {
+    let found = Vec::new();
+    let mut all = All { gradients, found };
+    layers.visit(&mut all);
+    all.found
+}
+
+fn gradients_of_the_whole<B: Backend>(burn: &Burn<B>) {
+    // Each length of a part is compiled for, which takes CubeCL's processor runtime long.
+    let (len, window, parts, types) = match B::SIZE {
+        Size::Large => (700, 96, &[100, 353][..], &[F32, Bf16][..]),
+        _ => (40, 12, &[15][..], &[F32][..]),
+    };
+    let device = burn.device().clone().autodiff();
+    let config = DynamicMaskAttentionConfig::new(64, 4)
+        .with_n_kv_heads(Some(2))
+        .with_selection(Selection::keep(window).with_sinks(1));
+    device.seed(3);
+    let layers = Layers {
+        all: vec![config.init(&device), config.init(&device)],
+    };
+    for &element in types {
+        let rng = &mut Rng::new(17);
+        let mut random = || -> Tensor<3> {
+            let numbers: Vec<f64> = (0..2 * len * 64).map(|_| rng.normal()).collect();
+            load(&numbers, [2, len, 64], element, &device)
+        };
+        let (x, slope) = (random(), random());
+        let loss = |out: Tensor<3>, slope: Tensor<3>| {
+            // In f32: the loss is a sum of many terms.
+            (out.cast(dtype(F32)) * slope.cast(dtype(F32))).sum()
+        };
+        let forward = |layers: &Layers| {
+            let each = layers.all.iter();
+            each.fold(x.clone(), |x, layer| x.clone() + layer.forward(x))
+        };
+        let whole = loss(forward(&layers), slope.clone());
+        let of_whole = GradientsParams::from_grads(whole.backward(), &layers);
+        let of_whole = all(&layers, &of_whole);
+        // Windows longer than a part, and a short last part.
+        for &part in parts {
+            let of = |all: &Tensor<3>, number: usize| {
+                let start = number * part;
+                all.clone().narrow(1, start, part.min(len - start))
+            };
+            let in_parts = try_in_parts(
+                &layers,
+                len.div_ceil(part),
+                |layers: &Layers, number, parts| {
+                    let mut each = layers.all.iter();
+                    each.try_fold(of(&x, number), |x, layer| {
+                        Ok(x.clone() + parts.try_attend(layer, x)?)
+                    })
+                },
+                |_, number, out| Ok(loss(out, of(&slope, number))),
+            );
+            let (_, in_parts) = in_parts.expect("it fits");
+            for (whole, parts) in of_whole.iter().zip(all(&layers, &in_parts)) {
+                assert_eq!(whole.len(), parts.len());
+                let most = whole.iter().fold(0f64, |most, x| most.max(x.abs()));
+                let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
+                let far = far.fold(0f64, f64::max);
+                // Products of f32 may round to TF32; in 16 bits a key's gradient is rounded once for each part.
+                let grain = match element {
+                    F32 => 2e-3,
+                    _ => 3e-2,
+                };
+                assert!(far <= grain * most, "{element:?}, {part}: {far} of {most}");
+            }
+        }
+    }
+}
