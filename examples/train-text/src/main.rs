@@ -58,6 +58,9 @@ struct Cli {
     /// Keys a query may attend to [default: a quarter of --seq]; --seq or more is dense attention.
     #[arg(long)]
     window: Option<usize>,
+    /// Read the texts of a step in parts of this many bytes, for texts that do not fit into memory at once.
+    #[arg(long, value_name = "BYTES", conflicts_with = "checkpoint")]
+    part: Option<usize>,
     /// Training steps.
     #[arg(long, default_value_t = 600)]
     steps: usize,
@@ -125,6 +128,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
     let training = TextTraining::new(config(cli, dtype), cli.seq)
         .with_batch(cli.batch)
+        .with_part(cli.part)
         .with_steps(cli.steps)
         .with_rate(cli.lr)
         .with_seed(cli.seed)

@@ -65,13 +65,15 @@ fn a_run_leaves_checkpoints_writes_texts_and_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn two_devices_write_what_one_does() {
+fn two_devices_and_texts_in_parts_train_the_same() {
     let scratch = Scratch::new();
     let text = scratch.file("text.txt", "it was the best of times. ".repeat(50));
-    let printed = ["0", "0,1"].map(|devices| {
-        let out = scratch.text(&devices.replace(',', "-"));
-        let place = format!("--data {text} --out {out} {TINY} --devices {devices} --sample 9");
-        let printed = succeeds(&place);
+    let options = ["--devices 0", "--devices 0,1", "--part 10"];
+    let printed = options.map(|options| {
+        let out = scratch.text(&options.replace([' ', ','], "-"));
+        let printed = succeeds(&format!(
+            "--data {text} --out {out} {TINY} {options} --sample 9"
+        ));
         let losses = printed
             .lines()
             .filter(|line| line.contains(", validation "));
@@ -80,6 +82,7 @@ fn two_devices_write_what_one_does() {
     });
     assert_eq!(printed[0].len(), 3);
     assert_eq!(printed[0], printed[1]);
+    assert_eq!(printed[0], printed[2]);
 }
 
 #[test]
@@ -130,6 +133,11 @@ fn bad_input_is_refused_in_one_line() {
     assert_eq!(error, format!("{}: no checkpoint", scratch.text("out")));
     let error = refusal(&format!("{place} {TINY} --devices 0,1,2"));
     assert_eq!(error, "3 devices cannot share the 2 texts of a step evenly");
+    let error = refusal(&format!("{place} {TINY} --part 0"));
+    assert!(
+        error.starts_with("sizes and counts must be at least 1"),
+        "{error}"
+    );
     // The layer refuses heads that do not divide.
     let wrong = TINY.replace("--heads 2", "--heads 3");
     refusal(&format!("{place} {wrong}"));

@@ -4,9 +4,10 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
-use burn_flash_dma::train::try_in_parts;
+use burn_flash_dma::train::{Parts, try_in_parts};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, load, values};
+use std::ops::Range;
 
 every_burn!(gradients_of_the_whole);
 
@@ -69,20 +70,19 @@ fn gradients_of_the_whole<B: Backend>(burn: &Burn<B>) {
         let of_whole = all(&layers, &of_whole);
         // Windows longer than a part, and a short last part.
         for &part in parts {
-            let of = |all: &Tensor<3>, number: usize| {
-                let start = number * part;
-                all.clone().narrow(1, start, part.min(len - start))
+            let of = |all: &Tensor<3>, tokens: Range<usize>| {
+                all.clone().narrow(1, tokens.start, tokens.len())
             };
             let in_parts = try_in_parts(
                 &layers,
-                len.div_ceil(part),
-                |layers: &Layers, number, parts| {
+                &Parts::new(2, len, part),
+                |layers: &Layers, tokens, parts| {
                     let mut each = layers.all.iter();
-                    each.try_fold(of(&x, number), |x, layer| {
+                    each.try_fold(of(&x, tokens), |x, layer| {
                         Ok(x.clone() + parts.try_attend(layer, x)?)
                     })
                 },
-                |_, number, out| Ok(loss(out, of(&slope, number))),
+                |_, tokens, out| Ok(loss(out, of(&slope, tokens))),
             );
             let (_, in_parts) = in_parts.expect("it fits");
             for (whole, parts) in of_whole.iter().zip(all(&layers, &in_parts)) {

@@ -146,6 +146,12 @@ impl Documents {
         &self.lengths
     }
 
+    /// True if tokens behind the documents of a sequence belong to none.
+    #[cfg(feature = "autodiff")]
+    pub(crate) fn has_padding(&self) -> bool {
+        self.padding.iter().any(|&tokens| tokens > 0)
+    }
+
     /// The length of the longest document, at least 1.
     pub(crate) fn longest(&self) -> usize {
         let lengths = self.lengths.iter().flatten().copied();

@@ -17,15 +17,29 @@ pub(crate) struct LiveKeys {
 
 impl LiveKeys {
     /// Of keys that are attended or runners-up up to `ends`, `[batch, kv_heads, keys]`, at most `rows` of which are alive at
-    /// the last position, the last `recent` keys included, hidden or not.
-    pub(crate) fn new(ends: Tensor<3, Int>, recent: usize, rows: usize) -> Self {
+    /// the last position, the last `recent` keys included, hidden or not. With `from`, `[batch, 1, 1]`, only keys from there on
+    /// are: those of a document that goes on.
+    pub(crate) fn new(
+        ends: Tensor<3, Int>,
+        recent: usize,
+        rows: usize,
+        from: Option<Tensor<3, Int>>,
+    ) -> Self {
         let shape @ [batch, heads, keys] = ends.dims();
         let device = ends.device();
         let options = (&device, DType::I32);
         let recent_from = keys.saturating_sub(recent) as i64;
-        let is_recent = arange(0..keys as i64, options).greater_equal_elem(recent_from);
+        let places = arange(0..keys as i64, options).reshape([1, 1, keys]);
+        let is_recent = places.clone().greater_equal_elem(recent_from);
         let alive = ends.greater_equal_elem(keys as i64);
-        let alive = alive.bool_or(is_recent.reshape([1, 1, keys]).expand(shape));
+        let alive = alive.bool_or(is_recent.expand(shape));
+        let alive = match from {
+            None => alive,
+            Some(from) => {
+                let goes_on = places.expand(shape).greater_equal(from.expand(shape));
+                alive.bool_and(goes_on)
+            }
+        };
         let ones = alive.clone().int().cast(DType::I32);
         let counts = running_sum(ones.reshape([batch * heads, keys])).reshape(shape);
         let all = counts.clone().narrow(2, keys - 1, 1);
@@ -120,7 +134,7 @@ mod tests {
             let ends: Vec<i32> = (0..3).flat_map(ends).map(|end| end as i32).collect();
             let ends = Tensor::from_data(TensorData::new(ends, [1, 3, keys]), &device);
             let rows = keys + 2;
-            let live = LiveKeys::new(ends, recent, rows);
+            let live = LiveKeys::new(ends, recent, rows, None);
             let numbers = Tensor::<1, Int>::arange(0..keys as i64, &device).float();
             let numbers = numbers.reshape([1, 1, keys]).expand([1, 3, keys]);
             let gathered = live.numbers_of(numbers.clone(), -1.0);

@@ -140,6 +140,14 @@ impl Intervals {
         Self { learning, ..self }
     }
 
+    /// This selection for queries that are the last of as many positions as there are keys: a document's end is in its intervals,
+    /// so nothing depends on how many queries there are.
+    #[cfg(feature = "autodiff")]
+    pub(crate) fn for_last_queries(mut self) -> Self {
+        self.origin.documents = None;
+        self
+    }
+
     /// The intervals, and the tensor that ranks the keys if it learns.
     pub(crate) fn into_parts(self) -> (Tensor<4, Int>, Option<LearningRank>) {
         (self.tensor, self.learning)

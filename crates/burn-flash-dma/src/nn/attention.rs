@@ -22,7 +22,7 @@ mod carried;
 mod pass;
 
 #[cfg(feature = "autodiff")]
-pub(crate) use carried::{Carry, PartPass, PartRanks, PartSelection};
+pub(crate) use carried::{Carry, PartDocuments, PartPass, PartRanks, PartSelection};
 
 /// Configuration of [`DynamicMaskAttention`].
 ///

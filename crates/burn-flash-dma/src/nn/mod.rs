@@ -15,7 +15,7 @@ mod pairs;
 mod scorer;
 
 #[cfg(feature = "autodiff")]
-pub(crate) use attention::{Carry, PartPass, PartRanks, PartSelection};
+pub(crate) use attention::{Carry, PartDocuments, PartPass, PartRanks, PartSelection};
 pub use attention::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 pub use config::{Logits, QkNorm, Rope, ScoreLearning, Selection};
 pub use cross::{CrossKeys, DynamicMaskCrossAttention, DynamicMaskCrossAttentionConfig};

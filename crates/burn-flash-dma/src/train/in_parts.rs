@@ -1,7 +1,8 @@
 //! Training on a sequence in parts, one after the other, by the gradient of the whole.
 
 use super::checkpointing::{add_gradients, untracked};
-use crate::nn::{Carry, DynamicMaskAttention, PartPass, PartRanks, PartSelection};
+use crate::Documents;
+use crate::nn::{Carry, DynamicMaskAttention, PartDocuments, PartPass, PartRanks, PartSelection};
 use crate::ops::TrainingOps;
 use crate::validate::expect;
 use burn::backend::Dispatch;
@@ -9,25 +10,70 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Gradients, Tensor};
 use flash_dma_problem::AttentionError;
+use std::ops::Range;
 
-/// The loss and the gradients of a model that reads a sequence in parts: those of a pass over the whole sequence, up to
-/// rounding, however long it is.
+/// Where sequences are cut, for [`try_in_parts`].
+#[derive(Clone, Debug)]
+pub struct Parts {
+    ranges: Vec<Range<usize>>,
+    documents: Documents,
+}
+
+impl Parts {
+    /// Parts of `part` tokens of each of `batch` sequences of `len` tokens; the last may be shorter.
+    ///
+    /// # Panics
+    ///
+    /// If `part` or `len` is 0.
+    #[must_use]
+    pub fn new(batch: usize, len: usize, part: usize) -> Self {
+        assert!(part > 0 && len > 0, "{len} tokens in parts of {part}");
+        let ranges = (0..len).step_by(part);
+        Self {
+            ranges: ranges.map(|start| start..len.min(start + part)).collect(),
+            documents: Documents::from_lengths(vec![vec![len]; batch]),
+        }
+    }
+
+    /// The documents that are packed into each sequence: any part may begin and end within one.
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::DocumentBatch`] or [`AttentionError::DocumentTokens`] if they are not those of sequences of this number and
+    /// length, [`AttentionError::Unsupported`] if there is padding behind them.
+    pub fn try_with_documents(self, documents: Documents) -> Result<Self, AttentionError> {
+        let batch = self.documents.lengths().len();
+        documents.check([batch, 1, self.len()])?;
+        if documents.has_padding() {
+            let what = "padding in sequences that are read in parts".to_owned();
+            return Err(AttentionError::Unsupported { what });
+        }
+        Ok(Self { documents, ..self })
+    }
+
+    fn len(&self) -> usize {
+        self.ranges.last().map_or(0, |range| range.end)
+    }
+}
+
+/// The loss and the gradients of a model that reads sequences in parts: those of a pass over the whole sequences, up to
+/// rounding, however long they are.
 ///
 /// Behind a boundary between parts, a layer that keeps `window` keys needs at most that many of the earlier ones, and the
 /// runners-up. So memory holds one part with its graph, and for every boundary and layer these rows. Each part is computed
 /// without a graph first, and a second time, from the last part to the first, with one; gradients cross a boundary in f32.
 ///
-/// - `features(model, part, layers)` computes the output of the last block for a part, counted from 0. It calls all
-///   attention layers in the same order for every part, by [`PartLayers::attend`] in place of their `forward`.
-/// - `loss(model, part, x)` computes the part's share of the loss, `[1]`, from that output, by which alone it may depend on
-///   the layers. The shares add up to the returned loss.
+/// - `features(model, tokens, layers)` computes the output of the last block for a part, the tokens of this range. It calls
+///   all attention layers in the same order for every part, by [`PartLayers::attend`] in place of their `forward`.
+/// - `loss(model, tokens, x)` computes the part's share of the loss, `[1]`, from that output, by which alone it may depend
+///   on the layers. The shares add up to the returned loss.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
 /// use burn::module::Module;
 /// use burn::tensor::{Device, Distribution, Tensor};
 /// use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
-/// use burn_flash_dma::train::try_in_parts;
+/// use burn_flash_dma::train::{Parts, try_in_parts};
 ///
 /// let device = Device::flex().autodiff();
 /// let config = DynamicMaskAttentionConfig::new(32, 4).with_selection(Selection::keep(8));
@@ -37,8 +83,10 @@ use flash_dma_problem::AttentionError;
 /// // 100 tokens in parts of 25.
 /// let (loss, gradients) = try_in_parts(
 ///     &layer,
-///     4,
-///     |layer: &DynamicMaskAttention, part, layers| layers.try_attend(layer, x.clone().narrow(1, 25 * part, 25)),
+///     &Parts::new(1, 100, 25),
+///     |layer: &DynamicMaskAttention, tokens, layers| {
+///         layers.try_attend(layer, x.clone().narrow(1, tokens.start, tokens.len()))
+///     },
 ///     |_, _, out| Ok(out.powi_scalar(2).sum() / 100.0),
 /// )?;
 ///
@@ -55,30 +103,29 @@ use flash_dma_problem::AttentionError;
 ///
 /// # Panics
 ///
-/// If there is no part, or parts call different numbers of layers.
+/// If parts call different numbers of layers.
 pub fn try_in_parts<M: Module>(
     model: &M,
-    parts: usize,
-    features: impl Fn(&M, usize, &mut PartLayers) -> Result<Tensor<3>, AttentionError>,
-    loss: impl Fn(&M, usize, Tensor<3>) -> Result<Tensor<1>, AttentionError>,
+    parts: &Parts,
+    features: impl Fn(&M, Range<usize>, &mut PartLayers) -> Result<Tensor<3>, AttentionError>,
+    loss: impl Fn(&M, Range<usize>, Tensor<3>) -> Result<Tensor<1>, AttentionError>,
 ) -> Result<(Tensor<1>, GradientsParams), AttentionError> {
-    assert!(parts > 0, "a sequence in no part");
     let mut layers = PartLayers::default();
     let untracked = untracked(model);
-    for part in 0..parts - 1 {
-        layers.begin(part, false);
-        features(&untracked, part, &mut layers)?;
+    let last = parts.ranges.len() - 1;
+    for part in 0..last {
+        layers.begin(parts, part, false);
+        features(&untracked, parts.ranges[part].clone(), &mut layers)?;
     }
     let mut gradients = GradientsParams::new();
-    let mut losses = Vec::with_capacity(parts);
-    for part in (0..parts).rev() {
-        layers.begin(part, true);
-        let x = features(model, part, &mut layers)?;
-        let loss = loss(model, part, x)?;
+    let mut losses = Vec::with_capacity(parts.ranges.len());
+    for (part, range) in parts.ranges.iter().enumerate().rev() {
+        layers.begin(parts, part, true);
+        let x = features(model, range.clone(), &mut layers)?;
+        let loss = loss(model, range.clone(), x)?;
         losses.push(loss.clone().detach());
-        let mut grads = sum(layers.asked().into_iter().chain([loss]))
-            .expect("a loss")
-            .backward();
+        let loss = sum(layers.asked().into_iter().chain([loss])).expect("a loss");
+        let mut grads = loss.backward();
         let scores = layers.take_gradients(&mut grads)?;
         add_gradients(model, grads, &mut gradients);
         if let Some(zero) = scores {
@@ -100,6 +147,7 @@ pub struct PartLayers {
     /// Layers called for this part.
     called: usize,
     part: usize,
+    documents: Option<PartDocuments>,
     has_graph: bool,
 }
 
@@ -159,8 +207,7 @@ impl PartLayers {
     ///
     /// # Errors
     ///
-    /// [`AttentionError::Unsupported`] for a layer that keeps all keys, is not causal, has ALiBi or dropout, adds scores to
-    /// the logits, or whose tokens learn through scores; [`AttentionError`] if the tokens do not fit.
+    /// Those of [`DynamicMaskAttention::check_in_parts`], or [`AttentionError`] if the tokens do not fit.
     ///
     /// # Panics
     ///
@@ -180,11 +227,12 @@ impl PartLayers {
             });
         }
         self.called += 1;
+        let documents = self.documents.as_ref().expect("a part has begun");
         let state = &mut self.layers[called];
         let Carry { rows, ranks, seen } = state.carries[part].clone();
         if !self.has_graph {
             let carry = Carry { rows, ranks, seen };
-            let (out, next, pass) = layer.try_forward_part(x, &carry, None)?;
+            let (out, next, pass) = layer.try_forward_part(x, &carry, documents, None)?;
             state.carries.push(next);
             state.selections.push(pass.selection);
             return Ok(out.detach());
@@ -193,7 +241,8 @@ impl PartLayers {
         let given = rows.clone();
         // The last part has not been computed before.
         let selection = state.selections.get(part);
-        let (out, _, pass) = layer.try_forward_part(x, &Carry { rows, ranks, seen }, selection)?;
+        let carry = Carry { rows, ranks, seen };
+        let (out, _, pass) = layer.try_forward_part(x, &carry, documents, selection)?;
         let live = pass.selection.live();
         let asked = state.asked.take().map(|asked| CarryGradient {
             rows: asked.rows.map(|rows| live.asked_of_keys(rows)),
@@ -208,7 +257,7 @@ impl PartLayers {
         Ok(out)
     }
 
-    fn begin(&mut self, part: usize, has_graph: bool) {
+    fn begin(&mut self, parts: &Parts, part: usize, has_graph: bool) {
         assert_eq!(
             self.called,
             self.layers.len(),
@@ -216,6 +265,7 @@ impl PartLayers {
         );
         self.is_known = !self.layers.is_empty();
         (self.called, self.part, self.has_graph) = (0, part, has_graph);
+        self.documents = Some(PartDocuments::new(&parts.documents, &parts.ranges[part]));
         if has_graph {
             for layer in &mut self.layers {
                 layer.carries.truncate(part + 1);
@@ -314,7 +364,8 @@ impl PartLayers {
             let [_, heads, _] = scores.dims();
             let none = charge.positions.clone().equal_elem(0);
             let share = charge.gain.clone() / charge.positions.clone().mask_fill(none, 1);
-            let own_head = Tensor::<2>::eye(heads, &share.device()).unsqueeze::<3>();
+            let own_head = Tensor::<2>::eye(heads, &share.device());
+            let own_head = own_head.cast(FloatDType::F32).unsqueeze::<3>();
             Ok(resumed(scores, own_head * share * -1))
         });
         Ok(sum(zeros.collect::<Result<Vec<_>, _>>()?))

@@ -61,7 +61,7 @@ pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections, add_gradients};
 pub use clipping::clip_gradients;
 pub use embedding::embed;
-pub use in_parts::{PartLayers, try_in_parts};
+pub use in_parts::{PartLayers, Parts, try_in_parts};
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};

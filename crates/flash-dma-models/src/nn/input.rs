@@ -8,7 +8,7 @@ use burn_flash_dma::nn::DynamicMaskInput;
 #[derive(Clone, Debug, Default)]
 pub struct Sequences {
     pub(super) lengths: Option<Vec<usize>>,
-    documents: Option<Documents>,
+    pub(super) documents: Option<Documents>,
 }
 
 impl Sequences {

@@ -32,6 +32,9 @@ pub struct TextTraining {
     /// Texts of a step, on all devices together; proportionally more of shorter ones.
     #[config(default = 8)]
     pub batch: usize,
+    /// Bytes of a part, if a step reads its texts [in parts](crate::nn::Decoder::try_loss_and_gradients_in_parts): for texts
+    /// that do not fit into memory at once. Default: none.
+    pub part: Option<usize>,
     /// Training steps.
     #[config(default = 600)]
     pub steps: usize,

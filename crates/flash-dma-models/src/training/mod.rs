@@ -20,6 +20,7 @@ use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::logger::InMemoryMetricLogger;
 use burn::train::{Learner, SupervisedTraining};
 use burn_flash_dma::AttentionError;
+use burn_flash_dma::nn::DynamicMaskAttention;
 use burn_flash_dma::train::{AdamWConfig, data_parallel};
 use report::{Quiet, Reports, Schedule};
 use serde_json::json;
@@ -135,7 +136,14 @@ impl TextTraining {
     }
 
     fn check(&self, devices: usize) -> Result<(), TrainingError> {
-        let sizes = [self.tokens, self.batch, self.evaluations, self.model.layers];
+        let part = self.part.unwrap_or(1);
+        let sizes = [
+            self.tokens,
+            self.batch,
+            self.evaluations,
+            self.model.layers,
+            part,
+        ];
         let rate = self.rate > 0.0 && self.rate <= 1.0;
         let batch = self.batch;
         if sizes.contains(&0) || !rate || self.steps < self.evaluations {
@@ -205,6 +213,10 @@ impl<'a> Run<'a> {
         }
         let device = &devices[0];
         let model = training.model.try_init(&device.clone().autodiff())?;
+        if training.part.is_some() {
+            let mut layers = model.blocks.iter().map(|block| &block.attention);
+            layers.try_for_each(DynamicMaskAttention::check_in_parts)?;
+        }
         // The shortest texts have the smallest windows.
         let divisor = training
             .curriculum

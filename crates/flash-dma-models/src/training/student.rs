@@ -42,16 +42,22 @@ impl TrainStep for Student {
     type Input = Step;
     type Output = Loss;
 
-    fn step(&self, Step { batch, divisor }: Step) -> TrainOutput<Loss> {
-        let mut decoder = self.decoder.clone();
-        expect(decoder.try_set_share(divisor));
+    fn step(&self, step: Step) -> TrainOutput<Loss> {
+        let (batch, mut decoder) = (step.batch, self.decoder.clone());
+        expect(decoder.try_set_share(step.divisor));
         let (input, weights) = (input(&batch), Some(batch.weights_of_mean()));
-        let loss = decoder.try_loss_and_backward(input, batch.targets, weights);
-        let (loss, backward) = expect(loss);
-        TrainOutput {
-            grads: backward(),
-            item: Loss::new(loss, 1),
-        }
+        let (loss, grads) = match step.part {
+            Some(part) => {
+                expect(decoder.try_loss_and_gradients_in_parts(input, batch.targets, weights, part))
+            }
+            None => {
+                let loss = decoder.try_loss_and_backward(input, batch.targets, weights);
+                let (loss, backward) = expect(loss);
+                (loss, backward())
+            }
+        };
+        let item = Loss::new(loss, 1);
+        TrainOutput { grads, item }
     }
 
     /// With clipping, which belongs after the devices' sum.
@@ -83,6 +89,8 @@ pub(super) struct Step {
     batch: Batch,
     /// How many times shorter they are than those of the last step.
     divisor: usize,
+    /// Bytes of a part, if they are read in parts.
+    part: Option<usize>,
 }
 
 /// Texts of all steps; an iterator has those up to the next evaluation.
@@ -164,11 +172,17 @@ impl Iterator for Steps<'_> {
         });
         Some(next?.map(|batch| {
             texts.step.store(step + 1, Ordering::Relaxed);
-            let TextTraining { tokens, steps, .. } = *texts.training;
+            let TextTraining {
+                tokens,
+                steps,
+                part,
+                ..
+            } = *texts.training;
             let divisor = texts.training.curriculum.divisor(tokens, step, steps);
             Step {
                 batch: batch.cut(divisor),
                 divisor,
+                part,
             }
         }))
     }

@@ -4,11 +4,11 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, Logits, Rope, ScoreLearning, Scores, Selection,
 };
-use flash_dma_models::nn::{Decoder, DecoderConfig};
+use burn_flash_dma::{AttentionError, Documents};
+use flash_dma_models::nn::{Decoder, DecoderConfig, TokenInput};
 
 /// Gradients by name; empty where there is none.
 struct ByName<'a> {
@@ -58,23 +58,29 @@ fn sequence(len: usize) -> [Tensor<2, Int>; 2] {
     [0, 1].map(|from| tokens.clone().narrow(1, from, len))
 }
 
-/// Compares parts of each of these lengths with the whole. The parts come first, as a new model's parameters are made only
-/// when they are first read.
-fn check(config: &DecoderConfig, len: usize, parts: &[usize]) {
+/// Compares parts of each of these lengths with the whole, of sequences of 60 tokens. The parts come first, as a new model's
+/// parameters are made only when they are first read.
+fn check(config: &DecoderConfig, documents: Option<&Documents>, parts: &[usize]) {
     let device = Device::flex().autodiff();
     device.seed(5);
     let model = config.init(&device);
-    let [tokens, targets] = sequence(len);
+    let [tokens, targets] = sequence(60);
+    let input = || {
+        let input = TokenInput::new(tokens.clone());
+        match documents {
+            Some(documents) => input.documents(documents.clone()),
+            None => input,
+        }
+    };
     let streamed: Vec<_> = parts
         .iter()
         .map(|&part| {
-            let (tokens, targets) = (tokens.clone(), targets.clone());
-            let all = model.try_loss_and_gradients_in_parts(tokens, targets, None, part);
+            let all = model.try_loss_and_gradients_in_parts(input(), targets.clone(), None, part);
             let (loss, gradients) = all.expect("it fits");
             (part, loss.into_scalar::<f32>(), by_name(&model, &gradients))
         })
         .collect();
-    let whole = model.try_loss_and_backward(tokens, targets, None);
+    let whole = model.try_loss_and_backward(input(), targets.clone(), None);
     let (loss, backward) = whole.expect("it fits");
     let whole = by_name(&model, &backward());
     let loss = loss.into_scalar::<f32>();
@@ -97,7 +103,7 @@ fn check(config: &DecoderConfig, len: usize, parts: &[usize]) {
 fn a_default_decoder_in_parts_has_the_gradient_of_the_whole() {
     let config = DecoderConfig::new(attention(12), 4).with_local_window(Some(5));
     // The last part may be short, and parts shorter than windows.
-    check(&config, 60, &[60, 20, 17, 7, 1]);
+    check(&config, None, &[60, 20, 17, 7, 1]);
 }
 
 /// One way at a time in which a layer differs from the default.
@@ -121,7 +127,57 @@ fn so_has_every_layer_that_can_be_read_in_parts() {
     ];
     for layer in layers {
         let config = DecoderConfig::new(layer, 2).with_local_window(None);
-        check(&config, 45, &[16, 11]);
+        check(&config, None, &[25, 11]);
+    }
+}
+
+/// Documents that begin and end on a boundary, within a part and over several, short and empty ones.
+#[test]
+fn documents_may_be_cut_anywhere() {
+    let selections = [
+        Selection::keep(12),
+        Selection::keep(12).with_sinks(3),
+        Selection::last(12),
+    ];
+    let documents = [
+        [vec![20, 13, 27], vec![60]],
+        [vec![7, 1, 0, 33, 19], vec![40, 20]],
+        [vec![1; 60], vec![3, 57]],
+    ];
+    for selection in selections {
+        let layer = attention(12).with_selection(selection);
+        let config = DecoderConfig::new(layer, 2).with_local_window(Some(5));
+        for documents in documents.clone() {
+            let documents = Documents::from_lengths(documents);
+            check(&config, Some(&documents), &[60, 20, 11, 4]);
+        }
+    }
+}
+
+#[test]
+fn documents_of_other_sequences_and_padding_are_refused() {
+    let model = DecoderConfig::new(attention(12), 2).init(&Device::flex().autodiff());
+    let [tokens, targets] = sequence(20);
+    let refusal = |input: TokenInput| {
+        let refused = model.try_loss_and_gradients_in_parts(input, targets.clone(), None, 8);
+        refused.expect_err("it is refused").to_string()
+    };
+    let input = || TokenInput::new(tokens.clone());
+    let padding = "padding in sequences that are read in parts";
+    for (input, text) in [
+        (input().lengths([20, 13]), padding),
+        (
+            input().documents(Documents::try_from_padded([20, 13], 20).expect("they fit")),
+            padding,
+        ),
+        (input().documents(Documents::from_lengths([vec![20]])), "1"),
+        (
+            input().documents(Documents::from_lengths([vec![20], vec![19]])),
+            "19",
+        ),
+    ] {
+        let refusal = refusal(input);
+        assert!(refusal.contains(text), "{refusal}");
     }
 }
 

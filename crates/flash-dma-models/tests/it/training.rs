@@ -181,6 +181,25 @@ mod of_text {
         }
     }
 
+    #[test]
+    fn texts_in_parts_train_the_same() {
+        let (dir, device) = (Dir::new(), [Device::flex()]);
+        let text: Vec<u8> = (0..9000u32).map(|at| (at * at % 251) as u8).collect();
+        let [whole, parts] = [None, Some(50)].map(|part| {
+            let training = training().with_part(part);
+            let model = training.try_run(&text, dir.path("run"), &device, |_| {});
+            numbers(&model.expect("it trains"))
+        });
+        assert_near(&whole, &parts);
+        // Its memory of a text has no bound.
+        let mut training = training().with_part(Some(50));
+        training.model.dense_layers = vec![1];
+        training.model.local_window = None;
+        let refused = training.try_run(&text, dir.path("run"), &device, |_| {});
+        let refused = refused.expect_err("it is refused").to_string();
+        assert!(refused.contains("keeps all keys"), "{refused}");
+    }
+
     fn assert_near(left: &[f32], right: &[f32]) {
         assert_eq!(left.len(), right.len());
         let far = left.iter().zip(right).map(|(l, r)| (l - r).abs());

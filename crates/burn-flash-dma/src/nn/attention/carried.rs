@@ -1,6 +1,8 @@
 //! A pass over a part of a sequence, behind what earlier parts left to it.
 
 use super::DynamicMaskAttention;
+use crate::documents::Documents;
+use crate::fallback::tensors::ints;
 use crate::functions::attention::Attention;
 use crate::functions::live::{LiveKeys, ranked_positions};
 use crate::functions::selection::Intervals;
@@ -8,8 +10,9 @@ use crate::functions::selector::Selector;
 use crate::nn::by_position::First;
 use crate::nn::heads::{Starts, merge};
 use crate::nn::scorer::Learns;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ScoreRole, SelectionRule};
+use std::ops::Range;
 
 /// What a layer's later tokens need of all earlier ones of their sequence: the keys that they can still attend to or have as
 /// runners-up, however many came before. Every other key is behind `window` better ones, and stays there.
@@ -21,6 +24,86 @@ pub(crate) struct Carry {
     pub(crate) ranks: Tensor<3>,
     /// Tokens so far.
     pub(crate) seen: usize,
+}
+
+/// The documents of a part of a batch of sequences, which may begin before it and go on behind it.
+#[derive(Clone, Debug)]
+pub(crate) struct PartDocuments {
+    /// First token of the part.
+    start: usize,
+    /// Tokens of the part.
+    len: usize,
+    /// The documents of each sequence that have a token in the part, as ranges of the whole sequence's tokens.
+    spans: Vec<Vec<Range<usize>>>,
+}
+
+impl PartDocuments {
+    /// Those of a part, of documents without padding.
+    pub(crate) fn new(documents: &Documents, part: &Range<usize>) -> Self {
+        let of = |lengths: &Vec<usize>| {
+            let ends = lengths.iter().scan(0, |end, len| {
+                *end += len;
+                Some(*end - len..*end)
+            });
+            let inside = ends.filter(|own| own.start < part.end && own.end > part.start);
+            inside.filter(|own| !own.is_empty()).collect()
+        };
+        Self {
+            start: part.start,
+            len: part.len(),
+            spans: documents.lengths().iter().map(of).collect(),
+        }
+    }
+
+    /// The documents of the rows of a carry and the part behind them: rows that no document of the part continues are one of
+    /// their own.
+    fn behind(&self, rows: usize) -> Documents {
+        let end = self.start + self.len;
+        Documents::from_lengths(self.spans.iter().map(|spans| {
+            let mut lengths = vec![rows];
+            for (nth, span) in spans.iter().enumerate() {
+                let own = span.end.min(end) - span.start.max(self.start);
+                // The rows in front of the first part are empty, whosever they are.
+                let is_behind_rows = span.start < self.start || (self.start == 0 && nth == 0);
+                match is_behind_rows {
+                    true => lengths[0] += own,
+                    false => lengths.push(own),
+                }
+            }
+            lengths
+        }))
+    }
+
+    /// First key, those of a carry counted first, of the document that goes on behind the part, `[batch, 1, 1]`; the number of keys
+    /// if none does.
+    fn open_from(&self, rows: usize, device: &Device) -> Tensor<3, Int> {
+        let end = self.start + self.len;
+        let from = self.spans.iter().map(|spans| match spans.last() {
+            Some(span) if span.end > end && span.start < self.start => 0,
+            Some(span) if span.end > end => rows + span.start - self.start,
+            _ => rows + self.len,
+        });
+        let from = from.map(|from| from as i32).collect();
+        ints(from, [self.spans.len(), 1, 1], device)
+    }
+
+    /// The tokens of the part that are among the first `sinks` of their document, `[batch, 1, len]`.
+    fn sinks(&self, sinks: usize, device: &Device) -> Tensor<3, Bool> {
+        let of = |spans: &Vec<Range<usize>>| {
+            let mut is_sink = vec![false; self.len];
+            for span in spans {
+                let end = span.end.min(span.start + sinks).min(self.start + self.len);
+                let places = span.start.max(self.start)..end.max(self.start);
+                for place in places {
+                    is_sink[place - self.start] = true;
+                }
+            }
+            is_sink
+        };
+        let is_sink: Vec<bool> = self.spans.iter().flat_map(of).collect();
+        let shape = [self.spans.len(), 1, self.len];
+        Tensor::from_data(TensorData::new(is_sink, shape), device)
+    }
 }
 
 /// What a first pass over a part selects, for a second one.
@@ -56,34 +139,51 @@ impl PartSelection {
 }
 
 impl DynamicMaskAttention {
-    /// An empty carry for tokens like these. Refuses layers whose memory of earlier tokens has no bound, or that such a pass
-    /// does not support.
+    /// Refuses a layer that cannot read a sequence in parts (`train::try_in_parts`).
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Unsupported`] if the layer keeps all keys, is not causal, has ALiBi or dropout, adds scores to the
+    /// logits, or its tokens learn through scores.
+    pub fn check_in_parts(&self) -> Result<(), AttentionError> {
+        let reasons = [
+            (self.options.keep_window.is_none(), "keeps all keys"),
+            (!self.options.causal, "is not causal"),
+            (self.options.alibi.is_some(), "has ALiBi"),
+            (self.dropout.is_some(), "has dropout"),
+            (
+                self.score_role() == ScoreRole::RankAndBias,
+                "adds scores to the logits",
+            ),
+            (
+                self.learning.tokens,
+                "has tokens that learn through their scores",
+            ),
+        ];
+        match reasons.into_iter().find(|&(is_so, _)| is_so) {
+            None => Ok(()),
+            Some((_, reason)) => Err(AttentionError::Unsupported {
+                what: format!("a sequence in parts by a layer that {reason}"),
+            }),
+        }
+    }
+
+    /// An empty carry for tokens like these.
     pub(crate) fn try_carry(&self, x: &Tensor<3>) -> Result<Carry, AttentionError> {
         self.check_tokens(x)?;
-        let refused = match (self.options.keep_window, self.score_role()) {
-            (None, _) => "keeps all keys",
-            _ if !self.options.causal => "is not causal",
-            _ if self.options.alibi.is_some() => "has ALiBi",
-            _ if self.dropout.is_some() => "has dropout",
-            (_, ScoreRole::RankAndBias) => "adds scores to the logits",
-            _ if self.learning.tokens => "has tokens that learn through their scores",
-            (Some(window), ScoreRole::Rank) => {
-                let [heads, dim] = [self.n_kv_heads, self.head_dim];
-                let (_, rows, _) = self.carried(window);
-                let device = &x.device().without_autodiff();
-                let [batch, _, _] = x.dims();
-                let options = (device, x.dtype());
-                let zeros = || Tensor::zeros([batch, heads, rows, dim], options);
-                let ranks = [batch, heads, rows];
-                return Ok(Carry {
-                    rows: [zeros(), zeros()],
-                    ranks: Tensor::full(ranks, f32::NEG_INFINITY, (device, DType::F32)),
-                    seen: 0,
-                });
-            }
-        };
-        let what = format!("a sequence in parts by a layer that {refused}");
-        Err(AttentionError::Unsupported { what })
+        self.check_in_parts()?;
+        let window = self.options.keep_window.expect("it was checked");
+        let (_, rows, _) = self.carried(window);
+        let device = &x.device().without_autodiff();
+        let [batch, _, _] = x.dims();
+        let ranks = [batch, self.n_kv_heads, rows];
+        let shape = [batch, self.n_kv_heads, rows, self.head_dim];
+        let zeros = || Tensor::zeros(shape, (device, x.dtype()));
+        Ok(Carry {
+            rows: [zeros(), zeros()],
+            ranks: Tensor::full(ranks, f32::NEG_INFINITY, (device, DType::F32)),
+            seen: 0,
+        })
     }
 
     /// The rule, the rows of a carry, and what learns through the scores.
@@ -102,6 +202,7 @@ impl DynamicMaskAttention {
         &self,
         x: Tensor<3>,
         carry: &Carry,
+        documents: &PartDocuments,
         given: Option<&PartSelection>,
     ) -> Result<(Tensor<3>, Carry, PartPass), AttentionError> {
         self.check_tokens(&x)?;
@@ -111,7 +212,9 @@ impl DynamicMaskAttention {
         let has_graph = x.device().is_autodiff();
         let [q, k, v] = self.project(x.clone(), Starts::Positions(&[carry.seen]))?;
         let x = x.without_autodiff();
-        let ranks = self.ranks_of_part(&x, &v, carry, rule, learns)?;
+        let scores = self.scores_of_part(&x, &v, carry.seen, learns)?;
+        let ranks = with_sinks(scores, documents, rule.sinks);
+        let ranks = Tensor::cat(vec![carry.ranks.clone(), ranks], 2);
         let is_tracked = has_graph && learns != Learns::Nothing;
         let all = match is_tracked {
             true => ranks.clone().autodiff().set_require_grad(true),
@@ -120,8 +223,11 @@ impl DynamicMaskAttention {
         let selection = match given {
             Some(given) => given.clone(),
             None => {
-                let intervals = self.part_selector(window, rule).try_select(all.clone())?;
-                let live = LiveKeys::new(last_ends(&intervals), rule.recent, rows);
+                let selector = self.part_selector(window, rule);
+                let selector = selector.documents(documents.behind(rows));
+                let intervals = selector.try_select(all.clone())?.for_last_queries();
+                let from = documents.open_from(rows, &ranks.device());
+                let live = LiveKeys::new(last_ends(&intervals), rule.recent, rows, Some(from));
                 PartSelection { intervals, live }
             }
         };
@@ -157,27 +263,22 @@ impl DynamicMaskAttention {
         Ok((merge(out, &self.o_proj)?, next, pass))
     }
 
-    /// What ranks the keys of a carry and of the part behind it: without a graph. Scores are made again for their gradient, which
-    /// is known after the backward pass of the part.
-    fn ranks_of_part(
+    /// Scores of a part's tokens without a graph: they are made again for their gradient, which is known after the part's backward
+    /// pass.
+    fn scores_of_part(
         &self,
         x: &Tensor<3>,
         v: &Tensor<4>,
-        carry: &Carry,
-        rule: SelectionRule,
+        first: usize,
         learns: Learns,
     ) -> Result<Tensor<3>, AttentionError> {
         let [batch, len, _] = x.dims();
-        let scores = match rule.ranked() > 0 || learns != Learns::Nothing {
-            true => {
-                let first = First::At(carry.seen);
-                self.scores_from(x, first, Learns::Nothing, || Ok(v.clone()))?
-            }
-            false => Tensor::zeros([batch, self.n_kv_heads, len], (&x.device(), DType::F32)),
-        };
-        let ranks = scores.without_autodiff();
-        let ranks = with_sinks(ranks, rule.sinks.saturating_sub(carry.seen));
-        Ok(Tensor::cat(vec![carry.ranks.clone(), ranks], 2))
+        if self.ranking_window().is_none() && learns == Learns::Nothing {
+            let shape = [batch, self.n_kv_heads, len];
+            return Ok(Tensor::zeros(shape, (&x.device(), DType::F32)));
+        }
+        let scores = self.scores_from(x, First::At(first), Learns::Nothing, || Ok(v.clone()))?;
+        Ok(scores.without_autodiff())
     }
 
     /// The selector of a part. Its sinks rank above all others already, and the charge of ranks that compete is known when all
@@ -211,15 +312,12 @@ fn last_ends(intervals: &Intervals) -> Tensor<3, Int> {
     }
 }
 
-/// Ranks of which the first `sinks` are above all others, unless they are hidden.
-fn with_sinks(ranks: Tensor<3>, sinks: usize) -> Tensor<3> {
-    let [batch, heads, len] = ranks.dims();
-    let sinks = sinks.min(len);
+/// Ranks, `[batch, kv_heads, len]`, of which the first `sinks` of a document are above all others, unless they are hidden.
+fn with_sinks(ranks: Tensor<3>, documents: &PartDocuments, sinks: usize) -> Tensor<3> {
     if sinks == 0 {
         return ranks;
     }
-    let first = ranks.clone().narrow(2, 0, sinks);
-    let shown = first.clone().not_equal_elem(f32::NEG_INFINITY);
-    let first = first.mask_fill(shown, f32::INFINITY);
-    ranks.slice_assign([0..batch, 0..heads, 0..sinks], first)
+    let is_sink = documents.sinks(sinks, &ranks.device()).expand(ranks.dims());
+    let is_shown = ranks.clone().not_equal_elem(f32::NEG_INFINITY);
+    ranks.mask_fill(is_sink.bool_and(is_shown), f32::INFINITY)
 }
