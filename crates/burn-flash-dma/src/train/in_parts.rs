@@ -24,13 +24,18 @@ impl Parts {
     ///
     /// # Panics
     ///
-    /// If `part` or `len` is 0.
+    /// If one of them is 0.
     #[must_use]
     pub fn new(batch: usize, len: usize, part: usize) -> Self {
-        assert!(part > 0 && len > 0, "{len} tokens in parts of {part}");
+        let all = [batch, len, part];
+        assert!(
+            !all.contains(&0),
+            "{batch} sequences of {len} tokens in parts of {part}"
+        );
         let ranges = (0..len).step_by(part);
+        let end = |start: usize| len.min(start.saturating_add(part));
         Self {
-            ranges: ranges.map(|start| start..len.min(start + part)).collect(),
+            ranges: ranges.map(|start| start..end(start)).collect(),
             documents: Documents::from_lengths(vec![vec![len]; batch]),
         }
     }
@@ -103,14 +108,14 @@ impl Parts {
 ///
 /// # Panics
 ///
-/// If parts call different numbers of layers.
+/// If parts call different numbers of layers, or the loss has no graph.
 pub fn try_in_parts<M: Module>(
     model: &M,
     parts: &Parts,
     features: impl Fn(&M, Range<usize>, &mut PartLayers) -> Result<Tensor<3>, AttentionError>,
     loss: impl Fn(&M, Range<usize>, Tensor<3>) -> Result<Tensor<1>, AttentionError>,
 ) -> Result<(Tensor<1>, GradientsParams), AttentionError> {
-    let mut layers = PartLayers::default();
+    let mut layers = PartLayers::new();
     let untracked = untracked(model);
     let last = parts.ranges.len() - 1;
     for part in 0..last {
@@ -139,7 +144,6 @@ pub fn try_in_parts<M: Module>(
 }
 
 /// The attention layers of a model that reads a sequence [in parts](try_in_parts), in the order in which it calls them.
-#[derive(Default)]
 pub struct PartLayers {
     layers: Vec<LayerInParts>,
     /// True once a part is done.
@@ -147,6 +151,8 @@ pub struct PartLayers {
     /// Layers called for this part.
     called: usize,
     part: usize,
+    /// Tokens of a sequence.
+    tokens: usize,
     documents: Option<PartDocuments>,
     has_graph: bool,
 }
@@ -193,6 +199,18 @@ struct Charge {
 }
 
 impl PartLayers {
+    fn new() -> Self {
+        Self {
+            layers: Vec::new(),
+            is_known: false,
+            called: 0,
+            part: 0,
+            tokens: 0,
+            documents: None,
+            has_graph: false,
+        }
+    }
+
     /// The next layer on its tokens of the part, `[batch, len, d_model]` to the same shape.
     ///
     /// # Panics
@@ -220,7 +238,7 @@ impl PartLayers {
         let (called, part) = (self.called, self.part);
         if called == self.layers.len() {
             assert!(!self.is_known, "more layers than in the first part");
-            let carries = vec![layer.try_carry(&x)?];
+            let carries = vec![layer.try_carry(&x, self.tokens)?];
             self.layers.push(LayerInParts {
                 carries,
                 ..LayerInParts::default()
@@ -265,6 +283,7 @@ impl PartLayers {
         );
         self.is_known = !self.layers.is_empty();
         (self.called, self.part, self.has_graph) = (0, part, has_graph);
+        self.tokens = parts.len();
         self.documents = Some(PartDocuments::new(&parts.documents, &parts.ranges[part]));
         if has_graph {
             for layer in &mut self.layers {

@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The order is Burn's [`ShuffledDataset`] by the seed and the number of the epoch; it takes 8 bytes a row. The
 /// batches depend only on the token file, the length of a row, the size of a batch and the seed, so a loader that
 /// [resumes](Self::resume) from a saved [state](Self::state), even in the middle of an epoch, continues with the
-/// batches of one that never stopped. For rows in file order, once, use Burn's loader with [`RowBatcher`].
+/// batches of one that never stopped. For rows in file order, once, use Burn's loader with
+/// [`RowBatcher`](super::RowBatcher).
 ///
 /// Clones, and copies that Burn makes for another device, share the position. Burn itself resumes after its last
 /// checkpoint: move there with [`begin`](Self::begin). It validates and keeps checkpoints between iterators:

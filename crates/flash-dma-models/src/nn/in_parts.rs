@@ -23,7 +23,7 @@ impl Decoder {
     ///
     /// # Panics
     ///
-    /// If `part` is 0 or there is no token.
+    /// If `part` is 0 or there is no token, or autodiff does not track the model.
     pub fn try_loss_and_gradients_in_parts(
         &self,
         input: impl Into<TokenInput>,

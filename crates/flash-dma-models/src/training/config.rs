@@ -5,8 +5,8 @@ use crate::nn::DecoderConfig;
 use burn::config::Config;
 use std::time::Duration;
 
-/// Training of a byte-level [`Decoder`] on text: AdamW, a learning rate that rises for a twentieth of the steps and
-/// falls on a cosine to a tenth, optionally short texts first, and checkpoints. The loop is Burn's.
+/// Training of a byte-level [`Decoder`](crate::nn::Decoder) on text: AdamW, a learning rate that rises for a twentieth
+/// of the steps and falls on a cosine to a tenth, optionally short texts first, and checkpoints. The loop is Burn's.
 ///
 /// ```no_run
 /// # #[cfg(feature = "flex")] {

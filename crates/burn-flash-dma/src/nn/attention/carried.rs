@@ -168,12 +168,16 @@ impl DynamicMaskAttention {
         }
     }
 
-    /// An empty carry for tokens like these.
-    pub(crate) fn try_carry(&self, x: &Tensor<3>) -> Result<Carry, AttentionError> {
+    /// An empty carry for tokens like these, of sequences of `len` tokens in all.
+    pub(crate) fn try_carry(&self, x: &Tensor<3>, len: usize) -> Result<Carry, AttentionError> {
         self.check_tokens(x)?;
         self.check_in_parts()?;
         let window = self.options.keep_window.expect("it was checked");
-        let (_, rows, _) = self.carried(window);
+        let runners_up = match self.part_learns(window) {
+            Learns::Nothing => 0,
+            _ => self.learning.runners_up(window),
+        };
+        let rows = window.saturating_add(runners_up).min(len);
         let device = &x.device().without_autodiff();
         let [batch, _, _] = x.dims();
         let ranks = [batch, self.n_kv_heads, rows];
@@ -186,14 +190,9 @@ impl DynamicMaskAttention {
         })
     }
 
-    /// The rule, the rows of a carry, and what learns through the scores.
-    fn carried(&self, window: usize) -> (SelectionRule, usize, Learns) {
-        let learns = self.learning.in_training(self.kind, Some(window));
-        let runners_up = match learns {
-            Learns::Nothing => 0,
-            _ => self.learning.runners_up(window),
-        };
-        (self.rule(window), window + runners_up, learns)
+    /// What learns through the scores.
+    fn part_learns(&self, window: usize) -> Learns {
+        self.learning.in_training(self.kind, Some(window))
     }
 
     /// Attention of tokens `[batch, len, d_model]` behind a carry: the output, the carry after them, as a constant, and the
@@ -207,7 +206,8 @@ impl DynamicMaskAttention {
     ) -> Result<(Tensor<3>, Carry, PartPass), AttentionError> {
         self.check_tokens(&x)?;
         let window = self.options.keep_window.expect("a carry has a window");
-        let (rule, rows, learns) = self.carried(window);
+        let (rule, learns) = (self.rule(window), self.part_learns(window));
+        let rows = carry.ranks.dims()[2];
         let [_, len, _] = x.dims();
         let has_graph = x.device().is_autodiff();
         let [q, k, v] = self.project(x.clone(), Starts::Positions(&[carry.seen]))?;

@@ -6,8 +6,10 @@ use burn::module::Module;
 use burn::tensor::{DType, Tensor};
 use burn_flash_dma::nn::mha::*;
 use burn_flash_dma::nn::*;
-use burn_flash_dma::train::Selections;
+use burn_flash_dma::train::{PartLayers, Parts, Selections, try_in_parts};
 use burn_flash_dma::{AlibiSlopes, KeyRanges, TilePlan};
+use std::cell::Cell;
+use std::ops::Range;
 
 /// A width of tokens, mostly that of the heads.
 #[derive(Debug)]
@@ -199,6 +201,46 @@ fn cached(draw: &mut Draw, layer: &DynamicMaskAttention, width: usize) {
             call!(draw, cache.try_reset(0));
         }
     }
+}
+
+pub fn in_parts(draw: &mut Draw) {
+    let Some((layer, width, _)) = sparse_layer(draw) else {
+        return;
+    };
+    let layer = layer.fork(&draw.device.clone().autodiff());
+    // No sequence, no token and parts of none are refused by a panic.
+    let [batch, len] = [draw.batch(), draw.len()].map(|size| size.max(1));
+    let part = draw.choose("part", &[1, 2, 7, 50, usize::MAX]);
+    let x = draw.tensor("x", [batch, len, width]);
+    if x.dims()[1] != len {
+        // The parts would not be its own.
+        return;
+    }
+    let mut parts = Parts::new(batch, len, part);
+    if draw.one_in(3) {
+        let documents = draw.documents(batch, len);
+        let with = call!(draw, parts.try_with_documents(documents));
+        let Some(with) = with else { return };
+        parts = with;
+    }
+    let (attended, refused) = (Cell::new(0), Cell::new(0));
+    draw.call("try_in_parts", || {
+        let features =
+            |layer: &DynamicMaskAttention, tokens: Range<usize>, parts: &mut PartLayers| {
+                let out = parts.try_attend(layer, x.clone().narrow(1, tokens.start, tokens.len()));
+                attended.set(attended.get() + 1);
+                refused.set(refused.get() + usize::from(out.is_err()));
+                out
+            };
+        try_in_parts(&layer, &parts, features, |_, _, out| {
+            Ok(out.cast(DType::F32).sum())
+        })
+    });
+    let counts = draw
+        .counts
+        .entry("PartLayers::try_attend".into())
+        .or_default();
+    *counts = [counts[0] + attended.get(), counts[1] + refused.get()];
 }
 
 pub fn masked(draw: &mut Draw) {

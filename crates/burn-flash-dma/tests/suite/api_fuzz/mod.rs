@@ -89,6 +89,8 @@ const CASES: &[Case] = &[
     layers::sparse,
     layers::sparse,
     layers::sparse,
+    layers::in_parts,
+    layers::in_parts,
     layers::masked,
     layers::cross,
     layers::cross,
