@@ -71,7 +71,7 @@ impl LiveKeys {
         keys.gather(2, self.key.clone()).mask_fill(is_empty, empty)
     }
 
-    /// What rows ask of their keys, `[batch, kv_heads, rows, width]`, by key: `[batch, kv_heads, keys, width]`, 0 of keys that
+    /// Gradients of rows, `[batch, kv_heads, rows, width]`, by key: `[batch, kv_heads, keys, width]`, 0 of keys that
     /// have no row.
     pub(crate) fn asked_of_keys(&self, rows: Tensor<4>) -> Tensor<4> {
         let [batch, heads, keys] = self.row.dims();

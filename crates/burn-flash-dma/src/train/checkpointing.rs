@@ -203,12 +203,12 @@ impl<'a, M: Module, F: Fn(&M, Tensor<3>, &mut Selections) -> Tensor<3>> Checkpoi
                 ..selections
             };
             let out = (self.run)(block, x.clone(), &mut selections);
-            slope = add(resume(out, gradient), Some(&x));
+            slope = add(resumed(out, gradient).backward(), Some(&x));
         }
         if let Some(gradient) = slope
             && self.input.is_tracked()
         {
-            add(resume(self.input, gradient), None);
+            add(resumed(self.input, gradient).backward(), None);
         }
         gradients
     }
@@ -229,9 +229,10 @@ impl ModuleVisitor for Initialise {
     }
 }
 
-fn resume(output: Tensor<3>, gradient: Tensor<3>) -> Gradients {
+/// A zero, `[1]`, whose backward pass gives `output` the gradient.
+pub(super) fn resumed<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
     let zero = Dispatch::training_resume(output.into_dispatch(), gradient.into_dispatch());
-    Tensor::<1>::from_dispatch(zero).backward()
+    Tensor::from_dispatch(zero)
 }
 
 /// Adds the gradients of a backward pass for the parameters of `module` to earlier ones, `to`.

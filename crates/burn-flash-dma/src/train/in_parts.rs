@@ -1,11 +1,9 @@
 //! Training on a sequence in parts, one after the other, by the gradient of the whole.
 
-use super::checkpointing::{add_gradients, untracked};
+use super::checkpointing::{add_gradients, resumed, untracked};
 use crate::Documents;
 use crate::nn::{Carry, DynamicMaskAttention, PartDocuments, PartPass, PartRanks, PartSelection};
-use crate::ops::TrainingOps;
 use crate::validate::expect;
-use burn::backend::Dispatch;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Gradients, Tensor};
@@ -159,12 +157,12 @@ pub struct PartLayers {
 
 #[derive(Default)]
 struct LayerInParts {
-    /// What each part begins with.
+    /// The carry that each part begins with.
     carries: Vec<Carry>,
-    /// What the parts selected without a graph.
+    /// Selections of the parts without a graph.
     selections: Vec<PartSelection>,
     pass: Option<Pass>,
-    /// What later parts ask of the carry that the part leaves.
+    /// Gradient of the carry that the part leaves, by later parts.
     asked: Option<CarryGradient>,
     /// The layer, and the sums of its heads.
     charge: Option<(DynamicMaskAttention, Charge)>,
@@ -176,7 +174,7 @@ struct Pass {
     /// Keys and values of the carry: leaves.
     given: [Tensor<4>; 2],
     pass: PartPass,
-    /// What later parts ask of the keys, those of the carry first.
+    /// Gradient of the keys by later parts, those of the carry first.
     asked: Option<CarryGradient>,
 }
 
@@ -250,8 +248,8 @@ impl PartLayers {
         let Carry { rows, ranks, seen } = state.carries[part].clone();
         if !self.has_graph {
             let carry = Carry { rows, ranks, seen };
-            let (out, next, pass) = layer.try_forward_part(x, &carry, documents, None)?;
-            state.carries.push(next);
+            let (out, pass) = layer.try_forward_part(x, &carry, documents, None)?;
+            state.carries.push(pass.next_carry());
             state.selections.push(pass.selection);
             return Ok(out.detach());
         }
@@ -260,7 +258,7 @@ impl PartLayers {
         // The last part has not been computed before.
         let selection = state.selections.get(part);
         let carry = Carry { rows, ranks, seen };
-        let (out, _, pass) = layer.try_forward_part(x, &carry, documents, selection)?;
+        let (out, pass) = layer.try_forward_part(x, &carry, documents, selection)?;
         let live = pass.selection.live();
         let asked = state.asked.take().map(|asked| CarryGradient {
             rows: asked.rows.map(|rows| live.asked_of_keys(rows)),
@@ -409,7 +407,7 @@ impl Charge {
     }
 }
 
-/// What the ranks of all keys get in a part: the sum of a head, and gradient and positions of each key, `[.., 2]`.
+/// Gradients of the ranks of all keys in a part: the sum of a head, and gradient and positions of each key, `[.., 2]`.
 fn learned(ranks: PartRanks, gradients: &mut Gradients) -> (Tensor<3>, Tensor<4>) {
     let values = ranks.all.clone().without_autodiff();
     let gradient = ranks.all.grad_remove(gradients);
@@ -423,10 +421,4 @@ fn learned(ranks: PartRanks, gradients: &mut Gradients) -> (Tensor<3>, Tensor<4>
 
 fn sum(zeros: impl IntoIterator<Item = Tensor<1>>) -> Option<Tensor<1>> {
     zeros.into_iter().reduce(|zeros, zero| zeros + zero)
-}
-
-/// A zero, `[1]`, whose backward pass gives `output` the gradient.
-fn resumed<const D: usize>(output: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
-    let zero = Dispatch::training_resume(output.into_dispatch(), gradient.into_dispatch());
-    Tensor::from_dispatch(zero)
 }

@@ -1,4 +1,4 @@
-//! What a training is made with, and what it reports.
+//! Settings of a training, and its report.
 
 use crate::Curriculum;
 use crate::nn::DecoderConfig;

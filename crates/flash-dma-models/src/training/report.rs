@@ -1,4 +1,4 @@
-//! What Burn's loop reports, and its learning rates.
+//! Reports of Burn's loop, and its learning rates.
 
 use super::config::{Evaluated, TextTraining};
 use burn::optim::LearningRate;

@@ -14,13 +14,13 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
 use flash_dma_problem::{AttentionError, ScoreRole, SelectionRule};
 use std::ops::Range;
 
-/// What a layer's later tokens need of all earlier ones of their sequence: the keys that they can still attend to or have as
+/// The rows that a layer's later tokens need of all earlier ones of their sequence: the keys that they can still attend to or have as
 /// runners-up, however many came before. Every other key is behind `window` better ones, and stays there.
 #[derive(Clone, Debug)]
 pub(crate) struct Carry {
     /// Keys and values, `[batch, kv_heads, rows, head_dim]`, in the order of the tokens. Rows without a key come first.
     pub(crate) rows: [Tensor<4>; 2],
-    /// What ranks them, `[batch, kv_heads, rows]`, f32: −∞ of a hidden key and of a row without one, ∞ of a sink.
+    /// Their ranks, `[batch, kv_heads, rows]`, f32: −∞ of a hidden key and of a row without one, ∞ of a sink.
     pub(crate) ranks: Tensor<3>,
     /// Tokens so far.
     pub(crate) seen: usize,
@@ -40,18 +40,17 @@ pub(crate) struct PartDocuments {
 impl PartDocuments {
     /// Those of a part, of documents without padding.
     pub(crate) fn new(documents: &Documents, part: &Range<usize>) -> Self {
-        let of = |lengths: &Vec<usize>| {
-            let ends = lengths.iter().scan(0, |end, len| {
-                *end += len;
-                Some(*end - len..*end)
-            });
-            let inside = ends.filter(|own| own.start < part.end && own.end > part.start);
-            inside.filter(|own| !own.is_empty()).collect()
-        };
+        let mut spans = vec![Vec::new(); documents.lengths().len()];
+        for own in documents.all() {
+            let span = own.start..own.start + own.len;
+            if span.start < part.end && span.end > part.start {
+                spans[own.sequence].push(span);
+            }
+        }
         Self {
             start: part.start,
             len: part.len(),
-            spans: documents.lengths().iter().map(of).collect(),
+            spans,
         }
     }
 
@@ -106,7 +105,7 @@ impl PartDocuments {
     }
 }
 
-/// What a first pass over a part selects, for a second one.
+/// Selection of a first pass over a part, for a second one.
 #[derive(Clone, Debug)]
 pub(crate) struct PartSelection {
     intervals: Intervals,
@@ -120,13 +119,31 @@ pub(crate) struct PartPass {
     /// Keys and values of the part, with their graph.
     pub(crate) rows: [Tensor<4>; 2],
     pub(crate) ranks: Option<PartRanks>,
+    /// Keys and values of the carry and the part, in this order.
+    all: [Tensor<4>; 2],
+    all_ranks: Tensor<3>,
+    /// Tokens up to the end of the part.
+    seen: usize,
+}
+
+impl PartPass {
+    /// The carry behind the part, as a constant.
+    pub(crate) fn next_carry(&self) -> Carry {
+        let live = self.selection.live();
+        let rows = |keys: &Tensor<4>| live.rows_of(keys.clone().without_autodiff());
+        Carry {
+            rows: self.all.each_ref().map(rows),
+            ranks: live.numbers_of(self.all_ranks.clone(), f32::NEG_INFINITY),
+            seen: self.seen,
+        }
+    }
 }
 
 /// Ranks that learn.
 pub(crate) struct PartRanks {
     /// The layer's tokens of the part.
     pub(crate) tokens: Tensor<3>,
-    /// What ranks all keys, those of the carry first: a leaf.
+    /// Ranks of all keys, those of the carry first: a leaf.
     pub(crate) all: Tensor<3>,
     /// Positions of this part at which each of them learns, f32.
     pub(crate) positions: Tensor<3>,
@@ -190,20 +207,20 @@ impl DynamicMaskAttention {
         })
     }
 
-    /// What learns through the scores.
+    /// The parts that learn through the scores.
     fn part_learns(&self, window: usize) -> Learns {
         self.learning.in_training(self.kind, Some(window))
     }
 
-    /// Attention of tokens `[batch, len, d_model]` behind a carry: the output, the carry after them, as a constant, and the
-    /// pass. The rows of `carry` may be leaves of autodiff. A second pass gets the first one's selection.
+    /// Attention of tokens `[batch, len, d_model]` behind a carry: the output, and the pass. The rows of `carry` may be leaves
+    /// of autodiff. A second pass gets the first one's selection.
     pub(crate) fn try_forward_part(
         &self,
         x: Tensor<3>,
         carry: &Carry,
         documents: &PartDocuments,
         given: Option<&PartSelection>,
-    ) -> Result<(Tensor<3>, Carry, PartPass), AttentionError> {
+    ) -> Result<(Tensor<3>, PartPass), AttentionError> {
         self.check_tokens(&x)?;
         let window = self.options.keep_window.expect("a carry has a window");
         let (rule, learns) = (self.rule(window), self.part_learns(window));
@@ -234,33 +251,30 @@ impl DynamicMaskAttention {
         let intervals = selection.intervals.clone().ranked_by(&all);
         let [keys, values] = [(0, &k), (1, &v)]
             .map(|(at, part)| Tensor::cat(vec![carry.rows[at].clone(), part.clone()], 2));
-        let live = &selection.live;
-        let next = Carry {
-            rows: [&keys, &values].map(|keys| live.rows_of(keys.clone().without_autodiff())),
-            ranks: live.numbers_of(ranks.clone(), f32::NEG_INFINITY),
-            seen: carry.seen + len,
-        };
-        let ranks = is_tracked.then(|| {
+        let learned = is_tracked.then(|| {
             let positions = ranked_positions(last_ends(&intervals), rule.recent, rows);
-            let sinks = ranks.equal_elem(f32::INFINITY);
+            let sinks = ranks.clone().equal_elem(f32::INFINITY);
             PartRanks {
                 tokens: x,
                 all,
                 positions: positions.mask_fill(sinks, 0),
             }
         });
-        let attention = Attention::new(q, keys, values).options(self.options);
+        let attention = Attention::new(q, keys.clone(), values.clone()).options(self.options);
         let out = self.with_sink(attention.intervals(&intervals))?;
         let selection = PartSelection {
-            intervals: selection.intervals.ranked_by(&next.ranks),
+            intervals: selection.intervals.ranked_by(&carry.ranks),
             ..selection
         };
         let pass = PartPass {
             selection,
             rows: [k, v],
-            ranks,
+            ranks: learned,
+            all: [keys, values],
+            all_ranks: ranks,
+            seen: carry.seen + len,
         };
-        Ok((merge(out, &self.o_proj)?, next, pass))
+        Ok((merge(out, &self.o_proj)?, pass))
     }
 
     /// Scores of a part's tokens without a graph: they are made again for their gradient, which is known after the part's backward
