@@ -84,20 +84,35 @@ impl LiveKeys {
     }
 }
 
-/// First key at which a running count reaches each of the numbers `nth`; some key if none does. A binary search, as a sort or a
-/// scatter would be the work of few units of a GPU.
+/// Children of a node of [`first_reaching`].
+const CHILDREN: usize = 64;
+
+/// First key at which a running count reaches each of the numbers `nth`; some key if none does. A search down a tree whose
+/// nodes each read all of their children at once: a binary search would be many more launches, and a sort or a scatter the
+/// work of few units of a GPU.
 fn first_reaching(counts: &Tensor<3, Int>, nth: Tensor<3, Int>) -> Tensor<3, Int> {
-    let keys = counts.dims()[2] as i64;
+    let keys = counts.dims()[2];
+    let shape @ [batch, heads, rows] = nth.dims();
+    let options = (&nth.device(), DType::I32);
+    let child = arange(1..CHILDREN as i64 + 1, options).reshape([1, 1, 1, CHILDREN]);
+    let nth = nth.unsqueeze_dim::<4>(3);
+    // Nodes in front of the one that holds the key, on the way down.
     let mut before = nth.zeros_like();
-    let mut step = (keys as u64 + 1).next_power_of_two() as i64 / 2;
-    while step > 0 {
-        let last = before.clone() + (step - 1) as i32;
-        let count = counts.clone().gather(2, last.clone().clamp_max(keys - 1));
-        let is_before = count.lower(nth.clone()).bool_and(last.lower_elem(keys));
-        before = before + is_before.int().cast(DType::I32) * step as i32;
-        step /= 2;
+    let levels = keys.max(2).ilog2() / CHILDREN.ilog2() + 1;
+    for level in (0..levels).rev() {
+        let node = CHILDREN.pow(level) as i32;
+        before = before * CHILDREN as i32;
+        // A last node that is not full ends with the last key.
+        let last = (before.clone() + child.clone()) * node - 1;
+        let last = last.clamp_max(keys as i64 - 1);
+        let last = last.reshape([batch, heads, rows * CHILDREN]);
+        let count = counts.clone().gather(2, last);
+        let is_before = count
+            .reshape([batch, heads, rows, CHILDREN])
+            .lower(nth.clone());
+        before = before + is_before.int().cast(DType::I32).sum_dim(3);
     }
-    before.clamp_max(keys - 1)
+    before.reshape(shape).clamp_max(keys as i64 - 1)
 }
 
 /// Positions, of those from `first` on, at which its rank keeps each key or it is a runner-up: `[batch, kv_heads, keys]`, f32.

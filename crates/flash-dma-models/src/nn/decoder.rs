@@ -124,11 +124,13 @@ impl DecoderConfig {
             std: 0.5 / (d_model as f64).sqrt(),
         };
         let blocks = (1..=self.layers).map(|number| self.block(number).try_init(device));
+        let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+        share_rotary_tables(&mut blocks);
         Ok(Decoder {
             embedding: EmbeddingConfig::new(self.vocabulary, d_model)
                 .with_initializer(initializer)
                 .init(device),
-            blocks: blocks.collect::<Result<_, _>>()?,
+            blocks,
             norm: RmsNormConfig::new(d_model)
                 .with_epsilon(EPSILON)
                 .init(device),
@@ -166,6 +168,17 @@ impl DecoderConfig {
         layer.selection.turns = layer.selection.turns.map(|run| run << index.min(14));
         layer
     }
+}
+
+/// Gives all layers the table of rotary angles of the first that has one: theirs are the same, and those of a million positions
+/// take a gigabyte.
+fn share_rotary_tables(blocks: &mut [DecoderBlock]) {
+    let layers = || blocks.iter().map(|block| &block.attention);
+    let Some(table) = layers().find_map(|layer| layer.rope.clone()) else {
+        return;
+    };
+    let rotary = blocks.iter_mut().map(|block| &mut block.attention.rope);
+    rotary.flatten().for_each(|own| *own = table.clone());
 }
 
 /// A layer that keeps the last `window` keys, or all, with the parameters of a layer with linear scores. Its scores
