@@ -44,20 +44,26 @@ impl Place {
     /// Opens the device, with the same random numbers in every process, if this binary has it and it supports the
     /// type.
     pub fn open(&self) -> Result<Device> {
-        let device = match self.device {
+        let device = self.numbered(0)?;
+        device.seed(0);
+        Ok(device)
+    }
+
+    /// The device of this number; the processor is one device, whatever its number.
+    pub fn numbered(&self, number: usize) -> Result<Device> {
+        let device = match (self.device, number) {
             #[cfg(feature = "flex")]
-            DeviceName::Flex => Device::flex(),
+            (DeviceName::Flex, _) => Device::flex(),
             #[cfg(feature = "cuda")]
-            DeviceName::Cuda => Device::cuda(0),
+            (DeviceName::Cuda, number) => Device::cuda(number),
             #[cfg(feature = "cpu")]
-            DeviceName::Cpu => Device::cpu(),
+            (DeviceName::Cpu, _) => Device::cpu(),
             #[allow(unreachable_patterns, reason = "with all features nothing is left")]
-            missing => return Err(format!("{missing:?} is not compiled in").into()),
+            (missing, _) => return Err(format!("{missing:?} is not compiled in").into()),
         };
         if !device.supports_dtype(self.dtype.burn()) {
             return Err(format!("{:?} does not support {:?}", self.device, self.dtype).into());
         }
-        device.seed(0);
         Ok(device)
     }
 }

@@ -44,6 +44,9 @@ pub struct Options {
     /// Read the sequences in parts of this many tokens, which the model computes twice, all but the last.
     #[arg(long, value_name = "TOKENS", conflicts_with = "checkpoint")]
     part: Option<std::num::NonZeroUsize>,
+    /// Devices of which each reads a part of every sequence.
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["checkpoint", "part"])]
+    devices: Option<std::num::NonZeroUsize>,
     /// Steps before the timed ones, the first of which is reported separately. In the first few the host waits more often.
     #[arg(long, default_value_t = 8)]
     warm_up: usize,
@@ -63,15 +66,15 @@ pub fn run(options: &Options) -> Result {
 }
 
 fn measured(options: &Options) -> Result<Row> {
-    if options.part.is_some() && options.what == What::Layer {
-        return Err("--part is for --what model".into());
+    if (options.part.is_some() || options.devices.is_some()) && options.what == What::Layer {
+        return Err("--part and --devices are for --what model".into());
     }
     if options.warm_up == 0 || options.model.common.runs == 0 {
         return Err("--warm-up and --runs must be at least 1".into());
     }
     let device = options.model.place.open()?;
     match options.what {
-        What::Model => measure(ModelTask::new(options, &device), options, &device),
+        What::Model => measure(ModelTask::new(options, &device)?, options, &device),
         What::Layer => measure(LayerTask::new(options, &device), options, &device),
     }
 }
@@ -228,10 +231,20 @@ mod tests {
 
     #[test]
     fn a_sequence_is_read_in_parts() {
-        let row = row(&["--window", "8", "--batch", "2", "--part", "20"]);
-        assert_eq!(row["part"], 20);
-        let first = row["losses"][0].as_f64().expect("a number");
-        assert!((first - 256f64.ln()).abs() < 0.5, "{first}");
+        for (option, number) in [("part", 20), ("devices", 3)] {
+            let option_name = format!("--{option}");
+            let row = row(&[
+                "--window",
+                "8",
+                "--batch",
+                "2",
+                &option_name,
+                &number.to_string(),
+            ]);
+            assert_eq!(row[option], number);
+            let first = row["losses"][0].as_f64().expect("a number");
+            assert!((first - 256f64.ln()).abs() < 0.5, "{first}");
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Training tasks: the decoder, or only its attention layer.
 
 use super::Options;
+use crate::Result;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn_flash_dma::train::DeviceGroup;
 use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
 use flash_dma_reference::Rng;
 use std::num::NonZeroUsize;
@@ -27,25 +29,31 @@ pub struct ModelTask {
     rng: Rng,
     shape: [usize; 2],
     part: Option<NonZeroUsize>,
+    group: Option<DeviceGroup>,
     device: Device,
 }
 
 impl ModelTask {
     /// The model of the options.
-    pub fn new(options: &Options, device: &Device) -> Self {
+    pub fn new(options: &Options, device: &Device) -> Result<Self> {
         let model = &options.model;
+        let group = options.devices.map(|count| -> Result<DeviceGroup> {
+            let devices = (0..count.get()).map(|number| model.place.numbered(number));
+            Ok(DeviceGroup::try_new(&devices.collect::<Result<Vec<_>>>()?)?)
+        });
         let activations = match options.checkpoint {
             true => Activations::Recomputed,
             false => Activations::Kept,
         };
         let config = model.decoder(options.seq).with_activations(activations);
-        Self {
+        Ok(Self {
             config: config.with_vocabulary(options.vocabulary),
             rng: Rng::new(7),
             shape: [model.batch, options.seq],
             part: options.part,
+            group: group.transpose()?,
             device: device.clone(),
-        }
+        })
     }
 }
 
@@ -65,11 +73,16 @@ impl Task for ModelTask {
             Tensor::from_data(TensorData::new(tokens.collect(), self.shape), &self.device)
         };
         let (inputs, targets) = (tokens(), tokens());
-        let Some(part) = self.part else {
-            let loss = model.try_loss_and_backward(inputs, targets, None);
-            return loss.expect("windows fit the model");
+        let all = match (self.part, &mut self.group) {
+            (None, None) => {
+                let loss = model.try_loss_and_backward(inputs, targets, None);
+                return loss.expect("windows fit the model");
+            }
+            (Some(part), _) => {
+                model.try_loss_and_gradients_in_parts(inputs, targets, None, part.get())
+            }
+            (None, Some(group)) => model.try_loss_and_gradients_over(group, inputs, targets, None),
         };
-        let all = model.try_loss_and_gradients_in_parts(inputs, targets, None, part.get());
         let (loss, gradients) = all.expect("layers have windows");
         (loss, Box::new(move || gradients))
     }

@@ -21,4 +21,4 @@ mod training;
 pub use curriculum::Curriculum;
 pub use language_model::LanguageModel;
 #[cfg(feature = "train")]
-pub use training::{Evaluated, FolderError, RunFolder, TextTraining, TrainingError};
+pub use training::{Evaluated, FolderError, Reading, RunFolder, TextTraining, TrainingError};

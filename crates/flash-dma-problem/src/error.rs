@@ -438,6 +438,13 @@ pub enum AttentionError {
         /// The message of the runtime.
         reason: String,
     },
+    /// A device of a group did not do its part of a step.
+    #[error("device {device} of the group {reason}")]
+    Group {
+        /// Its place in the group.
+        device: usize,
+        reason: String,
+    },
     /// The gradients of a backward pass would be differentiated again.
     #[error(
         "{tensor} is tracked by autodiff in a backward pass, but there are no second derivatives"

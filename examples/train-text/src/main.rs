@@ -12,7 +12,7 @@ use clap::Parser;
 use flash_dma_models::data::Vocabulary;
 use flash_dma_models::generate::{Generator, Sampler};
 use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
-use flash_dma_models::{Evaluated, TextTraining};
+use flash_dma_models::{Evaluated, Reading, TextTraining};
 
 /// An error as one actionable line.
 type Error = Box<dyn error::Error + Send + Sync>;
@@ -61,6 +61,9 @@ struct Cli {
     /// Read the texts of a step in parts of this many bytes, for texts that do not fit into memory at once.
     #[arg(long, value_name = "BYTES", conflicts_with = "checkpoint")]
     part: Option<usize>,
+    /// The --devices read a part of every text, in place of a share of the texts.
+    #[arg(long, conflicts_with_all = ["checkpoint", "part"])]
+    context_parallel: bool,
     /// Training steps.
     #[arg(long, default_value_t = 600)]
     steps: usize,
@@ -128,7 +131,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
     let text = texts.collect::<Result<Vec<_>, _>>()?.concat();
     let training = TextTraining::new(config(cli, dtype), cli.seq)
         .with_batch(cli.batch)
-        .with_part(cli.part)
+        .with_reading(reading(cli))
         .with_steps(cli.steps)
         .with_rate(cli.lr)
         .with_seed(cli.seed)
@@ -160,6 +163,14 @@ fn run(cli: &Cli) -> Result<(), Error> {
     println!("--- prompt ---\n{prompt}\n--- sampled at temperature {temperature} ---");
     println!("{written}\n---\nwrote model.bpk and sample.txt to {out}");
     Ok(())
+}
+
+fn reading(cli: &Cli) -> Reading {
+    match cli.part {
+        Some(part) => Reading::InParts(part),
+        None if cli.context_parallel => Reading::OverDevices,
+        None => Reading::Whole,
+    }
 }
 
 /// Devices and element type, if this program was built with the devices and they support the type.

@@ -175,6 +175,21 @@ pub(crate) fn try_scores(
     Ok(Tensor::from_dispatch(scores))
 }
 
+/// Sums of a sequence's tokens `[batch, len, d_model]`, each times its weight in a head, `[batch, kv_heads, len]` in f32:
+/// `[batch, kv_heads, d_model]` in f32, without a graph.
+#[cfg(feature = "autodiff")]
+pub(crate) fn weighted_tokens(tokens: &Tensor<3>, weights: &Tensor<3>) -> Tensor<3> {
+    let [batch, heads, _] = weights.dims();
+    let [_, _, width] = tokens.dims();
+    let sums = (0..batch).map(|sequence| {
+        // What the directions of scores learn.
+        let own = |numbers: &Tensor<3>| numbers.clone().narrow(0, sequence, 1).into_dispatch();
+        let sums = Dispatch::training_scores_gradient(own(tokens), own(weights));
+        Tensor::<2>::from_dispatch(sums).reshape([1, heads, width])
+    });
+    Tensor::cat(sums.collect(), 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::segments;

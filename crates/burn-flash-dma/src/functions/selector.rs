@@ -288,6 +288,11 @@ fn sums(parts: Tensor<4>) -> Tensor<4> {
     parts.sum_dim(2).sum_dim(3)
 }
 
+/// The sum of each row of `[batch, kv_heads, k_len]`: `[batch, kv_heads, 1]`.
+pub(crate) fn row_sums(rows: Tensor<3>) -> Tensor<3> {
+    sums(in_parts(rows)).squeeze_dim(3)
+}
+
 /// Share of each key in its head's total, [in parts](in_parts), f32: the positions at which its rank keeps it or it
 /// is a runner-up (negative counts as 0), divided by their sum over all keys.
 fn shares(positions: Tensor<3, Int>) -> Tensor<4> {

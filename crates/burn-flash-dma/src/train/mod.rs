@@ -10,6 +10,7 @@
 //! | [`linear_cross_entropy`] | an unembedding and `CrossEntropyLoss` | the logits of a large vocabulary are never whole |
 //! | [`Checkpointed`] | a loop over blocks | only the blocks' inputs are kept, and the rest is recomputed |
 //! | [`try_in_parts`] | a pass over a long sequence | memory holds one part of it at a time |
+//! | [`DeviceGroup`] | a pass over a long sequence | each device has a part of it |
 //! | `SelectionMetric` (feature `train`) | | selections, and gradients of scores |
 //! | `data_parallel` (feature `train`) | | one of Burn's strategies for several devices |
 //!
@@ -49,6 +50,7 @@
 mod adamw;
 mod checkpointing;
 mod clipping;
+mod device_group;
 mod embedding;
 mod in_parts;
 mod loss;
@@ -56,14 +58,19 @@ mod loss;
 mod metric;
 #[cfg(feature = "train")]
 mod parallel;
+mod part_layers;
+mod parts;
 
 pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections, add_gradients};
 pub use clipping::clip_gradients;
+pub use device_group::{DeviceGroup, StepInParts};
 pub use embedding::embed;
-pub use in_parts::{PartLayers, Parts, try_in_parts};
+pub use in_parts::try_in_parts;
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};
 #[cfg(feature = "train")]
 pub use parallel::data_parallel;
+pub use part_layers::PartLayers;
+pub use parts::Parts;

@@ -1,7 +1,6 @@
 //! Training on several devices.
 
-#[cfg(feature = "cube")]
-use crate::memory::client;
+use super::device_group::sends;
 use burn::tensor::Device;
 use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
 use burn::train::{ExecutionStrategy, MultiDeviceOptim};
@@ -28,22 +27,11 @@ pub fn data_parallel(devices: &[Device]) -> ExecutionStrategy {
     }
     assert!(!devices.is_empty(), "no device to train on");
     let differ = (1..devices.len()).all(|at| !devices[..at].contains(&devices[at]));
-    if differ && devices.iter().all(reduces) {
+    if differ && devices.iter().all(sends) {
         let config = DistributedConfig {
             all_reduce_op: ReduceOperation::Sum,
         };
         return ExecutionStrategy::ddp(devices.to_vec(), config);
     }
     ExecutionStrategy::multi(devices.to_vec(), MultiDeviceOptim::OptimMainDevice)
-}
-
-/// True if a device moves data to others itself.
-#[cfg(feature = "cube")]
-fn reduces(device: &Device) -> bool {
-    client(device).is_ok_and(|client| client.has_device_transport())
-}
-
-#[cfg(not(feature = "cube"))]
-fn reduces(_: &Device) -> bool {
-    false
 }

@@ -13,6 +13,8 @@ mod compete;
 #[cfg(all(feature = "cpu", feature = "fusion"))]
 mod cube;
 mod debug_page;
+#[cfg(all(feature = "flex", feature = "autodiff"))]
+mod device_group;
 mod dropout;
 mod engines;
 mod errors;

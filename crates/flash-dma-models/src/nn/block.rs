@@ -1,8 +1,8 @@
 //! The decoder block.
 
-use super::branch;
 use super::feed_forward::{FeedForward, FeedForwardConfig};
 use super::input::Sequences;
+use super::{branch, normalised};
 use burn::config::Config;
 use burn::module::{Initializer, Module, Param};
 use burn::nn::{RmsNorm, RmsNormConfig};
@@ -153,6 +153,24 @@ impl DecoderBlock {
     ) -> Result<Tensor<3>, AttentionError> {
         let [x, normal] = branch(&self.attention_norm, x)?;
         let out = attend(&self.attention, normal)?;
+        self.after_attention(x, out)
+    }
+
+    /// [`try_forward_with`](Self::try_forward_with), but the graphs in front of the attention and of the residual path share the
+    /// input alone: each can have its backward pass by itself.
+    #[cfg(feature = "autodiff")]
+    pub(super) fn try_forward_apart(
+        &self,
+        x: Tensor<3>,
+        attend: impl FnOnce(&DynamicMaskAttention, Tensor<3>) -> Result<Tensor<3>, AttentionError>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let normal = normalised(&self.attention_norm, x.clone())?;
+        let out = attend(&self.attention, normal)?;
+        self.after_attention(x, out)
+    }
+
+    /// The rest of the block, from its input and the attention's output.
+    fn after_attention(&self, x: Tensor<3>, out: Tensor<3>) -> Result<Tensor<3>, AttentionError> {
         let x = scaled(&self.attention_residual, x) + out;
         let [x, normal] = branch(&self.feed_forward_norm, x)?;
         let out = self.feed_forward.try_forward(normal)?;

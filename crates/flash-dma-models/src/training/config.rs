@@ -3,6 +3,7 @@
 use crate::Curriculum;
 use crate::nn::DecoderConfig;
 use burn::config::Config;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Training of a byte-level [`Decoder`](crate::nn::Decoder) on text: AdamW, a learning rate that rises for a twentieth
@@ -32,9 +33,9 @@ pub struct TextTraining {
     /// Texts of a step, on all devices together; proportionally more of shorter ones.
     #[config(default = 8)]
     pub batch: usize,
-    /// Bytes of a part, if a step reads its texts [in parts](crate::nn::Decoder::try_loss_and_gradients_in_parts): for texts
-    /// that do not fit into memory at once. Default: none.
-    pub part: Option<usize>,
+    /// How the devices read the texts of a step. Default: each its share of them, as wholes.
+    #[config(default = "Reading::default()")]
+    pub reading: Reading,
     /// Training steps.
     #[config(default = 600)]
     pub steps: usize,
@@ -51,6 +52,20 @@ pub struct TextTraining {
     /// Number of validations, each followed by a checkpoint.
     #[config(default = 10)]
     pub evaluations: usize,
+}
+
+/// How the devices read the texts of a step. The gradients are the same, up to rounding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reading {
+    /// Each reads its share of the texts.
+    #[default]
+    Whole,
+    /// Each reads its share of the texts [in parts](crate::nn::Decoder::try_loss_and_gradients_in_parts) of so many bytes: for texts
+    /// that do not fit into memory at once.
+    InParts(usize),
+    /// Each reads a part of [every text](crate::nn::Decoder::try_loss_and_gradients_over).
+    OverDevices,
 }
 
 /// Losses at an evaluation, in nats per byte.

@@ -5,7 +5,7 @@ mod folder;
 mod report;
 mod student;
 
-pub use config::{Evaluated, TextTraining};
+pub use config::{Evaluated, Reading, TextTraining};
 pub use folder::{FolderError, RunFolder};
 
 use crate::data::{
@@ -21,13 +21,13 @@ use burn::train::logger::InMemoryMetricLogger;
 use burn::train::{Learner, SupervisedTraining};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::DynamicMaskAttention;
-use burn_flash_dma::train::{AdamWConfig, data_parallel};
+use burn_flash_dma::train::{AdamWConfig, DeviceGroup, data_parallel};
 use report::{Quiet, Reports, Schedule};
 use serde_json::json;
 use std::fs;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 use student::{Student, Texts};
@@ -53,6 +53,9 @@ pub enum TrainingError {
     /// No device, or more of them than share the texts of a step evenly.
     #[error("{devices} devices cannot share the {batch} texts of a step evenly")]
     Devices { devices: usize, batch: usize },
+    /// More devices than bytes of the shortest text, of which each has a part.
+    #[error("{devices} devices cannot share a text of {tokens} bytes")]
+    Parts { devices: usize, tokens: usize },
     /// Settings that cannot be trained with.
     #[error(
         "sizes and counts must be at least 1, the rate above 0 and at most 1, steps at least evaluations: {steps} \
@@ -136,7 +139,10 @@ impl TextTraining {
     }
 
     fn check(&self, devices: usize) -> Result<(), TrainingError> {
-        let part = self.part.unwrap_or(1);
+        let part = match self.reading {
+            Reading::InParts(part) => part,
+            Reading::Whole | Reading::OverDevices => 1,
+        };
         let sizes = [
             self.tokens,
             self.batch,
@@ -155,9 +161,15 @@ impl TextTraining {
                 rate: self.rate,
             });
         }
-        match batch.is_multiple_of(devices) {
-            true => Ok(()),
-            false => Err(TrainingError::Devices { devices, batch }),
+        let divisor = self.curriculum.divisor(self.tokens, 0, self.steps);
+        let tokens = self.tokens / divisor;
+        match self.reading {
+            Reading::OverDevices if devices > tokens => {
+                Err(TrainingError::Parts { devices, tokens })
+            }
+            Reading::OverDevices if devices > 0 => Ok(()),
+            _ if batch.is_multiple_of(devices) => Ok(()),
+            _ => Err(TrainingError::Devices { devices, batch }),
         }
     }
 
@@ -195,6 +207,8 @@ struct Run<'a> {
     training: Arc<TextTraining>,
     folder: RunFolder,
     devices: &'a [Device],
+    /// Of the devices, if each reads a part of every text.
+    group: Option<DeviceGroup>,
     model: Decoder,
     loader: Loader,
     valid: PackedRows,
@@ -213,10 +227,14 @@ impl<'a> Run<'a> {
         }
         let device = &devices[0];
         let model = training.model.try_init(&device.clone().autodiff())?;
-        if training.part.is_some() {
+        if training.reading != Reading::Whole {
             let mut layers = model.blocks.iter().map(|block| &block.attention);
             layers.try_for_each(DynamicMaskAttention::check_in_parts)?;
         }
+        let group = match training.reading {
+            Reading::OverDevices => Some(DeviceGroup::try_new(devices)?),
+            Reading::Whole | Reading::InParts(_) => None,
+        };
         // The shortest texts have the smallest windows.
         let divisor = training
             .curriculum
@@ -228,6 +246,7 @@ impl<'a> Run<'a> {
             training: Arc::new(training.clone()),
             folder: RunFolder::new(folder),
             devices,
+            group,
             model,
             loader,
             valid,
@@ -277,8 +296,14 @@ impl<'a> Run<'a> {
             .with_weight_decay(0.01);
         let rates = Schedule::new(training.clone(), step);
         let learner = Learner::new(Student::new(self.model), optimiser.init(), rates);
-        let texts = Texts::new(training.clone(), Arc::new(self.loader), step);
-        let devices = self.devices.iter().map(|device| device.clone().autodiff());
+        let devices = match &self.group {
+            // Its others are the group's.
+            Some(_) => &self.devices[..1],
+            None => self.devices,
+        };
+        let group = self.group.map(|group| Arc::new(Mutex::new(group)));
+        let texts = Texts::new(training.clone(), Arc::new(self.loader), group, step);
+        let devices = devices.iter().map(|device| device.clone().autodiff());
         let strategy = data_parallel(&devices.collect::<Vec<_>>());
         let mut burns = SupervisedTraining::new(self.folder.path(), Arc::new(texts), valid)
             .metric_train(reports.of_training())

@@ -1,6 +1,6 @@
 //! The model, and the texts of its steps, for Burn's loop.
 
-use super::config::TextTraining;
+use super::config::{Reading, TextTraining};
 use super::report::Loss;
 use crate::data::Batch;
 use crate::nn::{Decoder, TokenInput, expect};
@@ -11,9 +11,9 @@ use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Device;
 use burn::train::{InferenceStep, TrainOutput, TrainStep};
-use burn_flash_dma::train::optimize;
-use std::sync::Arc;
+use burn_flash_dma::train::{DeviceGroup, optimize};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const MAX_NORM: f64 = 1.0;
 
@@ -46,12 +46,18 @@ impl TrainStep for Student {
         let (batch, mut decoder) = (step.batch, self.decoder.clone());
         expect(decoder.try_set_share(step.divisor));
         let (input, weights) = (input(&batch), Some(batch.weights_of_mean()));
-        let (loss, grads) = match step.part {
-            Some(part) => {
-                expect(decoder.try_loss_and_gradients_in_parts(input, batch.targets, weights, part))
+        let targets = batch.targets;
+        let (loss, grads) = match (step.reading, step.group) {
+            (Reading::InParts(part), _) => {
+                expect(decoder.try_loss_and_gradients_in_parts(input, targets, weights, part))
             }
-            None => {
-                let loss = decoder.try_loss_and_backward(input, batch.targets, weights);
+            (Reading::OverDevices, group) => {
+                let group = group.expect("a group of the devices");
+                let mut group = group.lock().unwrap_or_else(PoisonError::into_inner);
+                expect(decoder.try_loss_and_gradients_over(&mut group, input, targets, weights))
+            }
+            (Reading::Whole, _) => {
+                let loss = decoder.try_loss_and_backward(input, targets, weights);
                 let (loss, backward) = expect(loss);
                 (loss, backward())
             }
@@ -89,15 +95,19 @@ pub(super) struct Step {
     batch: Batch,
     /// How many times shorter they are than those of the last step.
     divisor: usize,
-    /// Bytes of a part, if they are read in parts.
-    part: Option<usize>,
+    reading: Reading,
+    group: Option<Group>,
 }
+
+/// Devices of which each reads a part of every text.
+type Group = Arc<Mutex<DeviceGroup>>;
 
 /// Texts of all steps; an iterator has those up to the next evaluation.
 #[derive(Clone)]
 pub(super) struct Texts {
     training: Arc<TextTraining>,
     batches: Arc<dyn DataLoader<Batch>>,
+    group: Option<Group>,
     /// Steps served.
     step: Arc<AtomicUsize>,
 }
@@ -107,11 +117,13 @@ impl Texts {
     pub fn new(
         training: Arc<TextTraining>,
         batches: Arc<dyn DataLoader<Batch>>,
+        group: Option<Group>,
         step: usize,
     ) -> Self {
         Self {
             training,
             batches,
+            group,
             step: Arc::new(AtomicUsize::new(step)),
         }
     }
@@ -147,7 +159,8 @@ impl DataLoader<Step> for Texts {
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<Step>> {
         let batches = self.batches.slice(start, end);
-        Arc::new(Self::new(self.training.clone(), batches, self.step()))
+        let (training, group) = (self.training.clone(), self.group.clone());
+        Arc::new(Self::new(training, batches, group, self.step()))
     }
 }
 
@@ -175,14 +188,15 @@ impl Iterator for Steps<'_> {
             let TextTraining {
                 tokens,
                 steps,
-                part,
+                reading,
                 ..
             } = *texts.training;
             let divisor = texts.training.curriculum.divisor(tokens, step, steps);
             Step {
                 batch: batch.cut(divisor),
                 divisor,
-                part,
+                reading,
+                group: texts.group.clone(),
             }
         }))
     }

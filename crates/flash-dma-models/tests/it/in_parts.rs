@@ -7,6 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::nn::{
     DynamicMaskAttentionConfig, Logits, Rope, ScoreLearning, Scores, Selection,
 };
+use burn_flash_dma::train::DeviceGroup;
 use burn_flash_dma::{AttentionError, Documents};
 use flash_dma_models::nn::{Decoder, DecoderConfig, TokenInput};
 
@@ -58,8 +59,12 @@ fn sequence(len: usize) -> [Tensor<2, Int>; 2] {
     [0, 1].map(|from| tokens.clone().narrow(1, from, len))
 }
 
-/// Compares parts of each of these lengths with the whole, of sequences of 60 tokens. The parts come first, as a new model's
-/// parameters are made only when they are first read.
+fn group(devices: usize) -> DeviceGroup {
+    DeviceGroup::try_new(&vec![Device::flex(); devices]).expect("one device, several times")
+}
+
+/// Compares parts of each of these lengths, and parts on two, three and five devices, with the whole, of sequences of 60 tokens.
+/// The parts come first, as a new model's parameters are made only when they are first read.
 fn check(config: &DecoderConfig, documents: Option<&Documents>, parts: &[usize]) {
     let device = Device::flex().autodiff();
     device.seed(5);
@@ -72,28 +77,36 @@ fn check(config: &DecoderConfig, documents: Option<&Documents>, parts: &[usize])
             None => input,
         }
     };
-    let streamed: Vec<_> = parts
-        .iter()
-        .map(|&part| {
-            let all = model.try_loss_and_gradients_in_parts(input(), targets.clone(), None, part);
+    let in_time = parts.iter().map(|&part| {
+        let all = model.try_loss_and_gradients_in_parts(input(), targets.clone(), None, part);
+        (format!("in parts of {part}"), all)
+    });
+    let over = [2, 3, 5].map(|devices| {
+        let mut group = group(devices);
+        let all = model.try_loss_and_gradients_over(&mut group, input(), targets.clone(), None);
+        (format!("over {devices} devices"), all)
+    });
+    let streamed: Vec<_> = in_time
+        .chain(over)
+        .map(|(how, all)| {
             let (loss, gradients) = all.expect("it fits");
-            (part, loss.into_scalar::<f32>(), by_name(&model, &gradients))
+            (how, loss.into_scalar::<f32>(), by_name(&model, &gradients))
         })
         .collect();
     let whole = model.try_loss_and_backward(input(), targets.clone(), None);
     let (loss, backward) = whole.expect("it fits");
     let whole = by_name(&model, &backward());
     let loss = loss.into_scalar::<f32>();
-    for (part, streamed, in_parts) in streamed {
+    for (how, streamed, in_parts) in streamed {
         assert!((streamed - loss).abs() < 1e-5, "{streamed}, not {loss}");
         for ((name, whole), (_, parts)) in whole.iter().zip(in_parts) {
-            assert_eq!(whole.len(), parts.len(), "{name} in parts of {part}");
+            assert_eq!(whole.len(), parts.len(), "{name} {how}");
             let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
             let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
             let far = far.fold(0f32, f32::max);
             assert!(
                 far <= 2e-5 * most + 1e-9,
-                "parts of {part}: {name}: off by {far} of {most}"
+                "{how}: {name}: off by {far} of {most}"
             );
         }
     }

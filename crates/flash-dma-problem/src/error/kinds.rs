@@ -29,5 +29,5 @@ kinds! {
     ScoresGradient RankGradient Residual Scale Softcap DropoutRate Turns AlibiSlope AlibiHeads Epsilon Rotary NormOperand
     Positions PagesFull EmptyPages CacheScores CacheAlibi CacheWindow CacheNotCausal CacheDropout PagesUsed Sequence TokensWait
     NotHolding TooManyAccepted WholeSequence NoParts NoCaches JoinedCaches Prefix BlockTable Tracked Record TooLarge Grid Engine
-    NoEngine Unsupported DeviceFailed SecondOrder
+    NoEngine Unsupported DeviceFailed Group SecondOrder
 }

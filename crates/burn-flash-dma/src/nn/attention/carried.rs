@@ -212,22 +212,31 @@ impl DynamicMaskAttention {
         self.learning.in_training(self.kind, Some(window))
     }
 
-    /// Attention of tokens `[batch, len, d_model]` behind a carry: the output, and the pass. The rows of `carry` may be leaves
-    /// of autodiff. A second pass gets the first one's selection.
+    /// Queries, keys and values of tokens `[batch, len, d_model]`, which `seen` others come before.
+    pub(crate) fn try_project_part(
+        &self,
+        x: &Tensor<3>,
+        seen: usize,
+    ) -> Result<[Tensor<4>; 3], AttentionError> {
+        self.check_tokens(x)?;
+        self.project(x.clone(), Starts::Positions(&[seen]))
+    }
+
+    /// Attention of tokens `[batch, len, d_model]`, and of their queries, keys and values, behind a carry: the output, and the
+    /// pass. The rows of `carry` may be leaves of autodiff. A second pass gets the first one's selection.
     pub(crate) fn try_forward_part(
         &self,
         x: Tensor<3>,
+        [q, k, v]: [Tensor<4>; 3],
         carry: &Carry,
         documents: &PartDocuments,
         given: Option<&PartSelection>,
     ) -> Result<(Tensor<3>, PartPass), AttentionError> {
-        self.check_tokens(&x)?;
         let window = self.options.keep_window.expect("a carry has a window");
         let (rule, learns) = (self.rule(window), self.part_learns(window));
         let rows = carry.ranks.dims()[2];
         let [_, len, _] = x.dims();
         let has_graph = x.device().is_autodiff();
-        let [q, k, v] = self.project(x.clone(), Starts::Positions(&[carry.seen]))?;
         let x = x.without_autodiff();
         let scores = self.scores_of_part(&x, &v, carry.seen, learns)?;
         let ranks = with_sinks(scores, documents, rule.sinks);
