@@ -5,10 +5,14 @@ use flash_dma_tests::prelude::*;
 every_engine!(
     first_part: part(0),
     second_part: part(1),
+    sixth_part: part(5),
+);
+
+// Burn takes kernels of its own layouts, which a GPU compiles again: it runs three parts of the eight.
+raw_engines!(
     third_part: part(2),
     fourth_part: part(3),
     fifth_part: part(4),
-    sixth_part: part(5),
     seventh_part: part(6),
     eighth_part: part(7),
 );

@@ -1,18 +1,17 @@
 //! Training on a sequence of which each device has a part, by the gradient of the whole.
 
 use super::checkpointing::{add_gradients, resumed, untracked};
-use super::part_layers::{CarryGradient, PartLayers};
+use super::neighbours::{Neighbours, Transfers, group, is_consequence, silent};
+use super::part_layers::PartLayers;
 use super::parts::Parts;
-use crate::nn::Carry;
-use burn::module::Module;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -60,7 +59,8 @@ pub trait StepInParts<M>: Send + Sized + 'static {
     ) -> Result<Tensor<1>, AttentionError>;
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+/// Returns gradients that are being sent to another device.
+type Job = Box<dyn FnOnce() -> GradientsParams + Send>;
 
 /// The loss and the gradients of a step, or of a device's part of it.
 type Learned = Result<(Tensor<1>, GradientsParams), AttentionError>;
@@ -84,16 +84,6 @@ pub struct DeviceGroup {
     timeout: Duration,
     /// A device that did not answer.
     lost: Option<AttentionError>,
-}
-
-/// Transfers are queued one at a time: two devices that sent to each other in different orders would wait for ever.
-#[derive(Clone, Default)]
-struct Transfers(Arc<Mutex<()>>);
-
-impl Transfers {
-    fn begin(&self) -> MutexGuard<'_, ()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl DeviceGroup {
@@ -127,7 +117,15 @@ impl DeviceGroup {
         }
         let workers = devices.iter().map(|_| {
             let (sender, jobs) = channel::<Job>();
-            thread::spawn(move || jobs.into_iter().for_each(|job| job()));
+            thread::spawn(move || {
+                // CubeCL gives the memory of a tensor that has been dropped to later work of its device, which does not wait for a transfer
+                // that still reads it. Work of the next step does: its parameters come behind.
+                let mut sent = GradientsParams::new();
+                for job in jobs {
+                    drop(sent);
+                    sent = job();
+                }
+            });
             sender
         });
         Ok(Self {
@@ -176,7 +174,8 @@ impl DeviceGroup {
         let home = home.first().unwrap_or(&self.devices[0]).clone();
         let home = home.without_autodiff();
         let (sender, results) = channel();
-        for (place, neighbours) in self.neighbours().into_iter().enumerate() {
+        let neighbours = Neighbours::of(&self.devices, &self.transfers, self.timeout);
+        for (place, neighbours) in neighbours.into_iter().enumerate() {
             let (model, parts, sender) = (model.clone(), parts.clone(), sender.clone());
             let (device, home) = (self.devices[place].clone(), home.clone());
             let transfers = self.transfers.clone();
@@ -188,17 +187,27 @@ impl DeviceGroup {
                 let read = AssertUnwindSafe(|| {
                     let model = {
                         let _one_at_a_time = transfers.begin();
-                        model.fork(&device.autodiff())
+                        model.fork(&device.clone().autodiff())
                     };
                     let (loss, gradients) = read(&model, &parts, place, &step, neighbours)?;
+                    let loss = loss.without_autodiff();
+                    if device == home {
+                        return Ok(((loss, gradients), GradientsParams::new()));
+                    }
                     let _one_at_a_time = transfers.begin();
-                    let loss = loss.without_autodiff().to_device(&home);
-                    Ok((loss, gradients.to_device(&home, &model)))
+                    let mut sending = Sending::new(gradients, &home);
+                    model.visit(&mut sending);
+                    Ok(((loss.to_device(&home), sending.received), sending.sent))
                 });
-                let result =
-                    catch_unwind(read).unwrap_or_else(|panic| Err(panicked(place, &*panic)));
+                let result = catch_unwind(read);
+                let result = result.unwrap_or_else(|panic| Err(panicked(place, &*panic)));
+                let (result, sent) = match result {
+                    Ok((learned, sent)) => (Ok(learned), sent),
+                    Err(error) => (Err(error), GradientsParams::new()),
+                };
                 // Nobody listens once the step has been given up.
                 let _ = sender.send((place, result));
+                sent
             });
             // A thread ends with its group only.
             let _ = self.workers[place].send(job);
@@ -239,108 +248,35 @@ impl DeviceGroup {
             (None, None) => Ok((Tensor::cat(losses, 0).sum(), gradients.grads())),
         }
     }
-
-    fn neighbours(&self) -> Vec<Neighbours> {
-        let none = |_| Neighbours {
-            before: None,
-            after: None,
-            transfers: self.transfers.clone(),
-            timeout: self.timeout,
-        };
-        let mut all: Vec<_> = (0..self.devices.len()).map(none).collect();
-        for place in 1..all.len() {
-            let (give, given) = channel();
-            let (ask, asked) = channel();
-            let to = |place: usize| (place, self.devices[place].clone());
-            all[place - 1].after = Some((Link::new(to(place)), give, asked));
-            all[place].before = Some((Link::new(to(place - 1)), given, ask));
-        }
-        all
-    }
 }
 
-/// What a device has to do with those of the parts before and behind its own.
-pub(super) struct Neighbours {
-    before: Option<(Link, Receiver<Carry>, Sender<CarryGradient>)>,
-    after: Option<(Link, Sender<Carry>, Receiver<CarryGradient>)>,
-    transfers: Transfers,
-    timeout: Duration,
+/// Gradients on their way to another device.
+struct Sending<'a> {
+    gradients: GradientsParams,
+    sent: GradientsParams,
+    received: GradientsParams,
+    to: &'a Device,
 }
 
-/// Another device of the group.
-struct Link {
-    place: usize,
-    device: Device,
-}
-
-impl Link {
-    fn new((place, device): (usize, Device)) -> Self {
-        Self { place, device }
-    }
-
-    fn send<T>(&self, to: &Sender<T>, value: T) -> Result<(), AttentionError> {
-        to.send(value).map_err(|_| stopped(self.place))
-    }
-
-    fn receive<T>(&self, from: &Receiver<T>, timeout: Duration) -> Result<T, AttentionError> {
-        from.recv_timeout(timeout).map_err(|error| match error {
-            RecvTimeoutError::Timeout => silent(self.place, timeout),
-            RecvTimeoutError::Disconnected => stopped(self.place),
-        })
-    }
-}
-
-impl Neighbours {
-    pub(super) fn is_first(&self) -> bool {
-        self.before.is_none()
-    }
-
-    /// The next layer's carry, as large as `none`, which is that in front of the first part.
-    pub(super) fn carry(&self, none: Carry) -> Result<Carry, AttentionError> {
-        let Some((link, given, _)) = &self.before else {
-            return Ok(none);
-        };
-        let carry = link.receive(given, self.timeout)?;
-        let (sent, own) = (carry.rows[0].dims(), none.rows[0].dims());
-        match sent == own {
-            true => Ok(carry),
-            false => Err(group(
-                link.place,
-                format!("sent rows of another layer, {sent:?} in place of {own:?}"),
-            )),
+impl<'a> Sending<'a> {
+    fn new(gradients: GradientsParams, to: &'a Device) -> Self {
+        Self {
+            gradients,
+            sent: GradientsParams::new(),
+            received: GradientsParams::new(),
+            to,
         }
     }
+}
 
-    /// Sends the carry behind a layer's part, if there is a part behind it.
-    pub(super) fn give(&self, carry: impl FnOnce() -> Carry) -> Result<(), AttentionError> {
-        let Some((link, give, _)) = &self.after else {
-            return Ok(());
+impl ModuleVisitor for Sending<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else {
+            return;
         };
-        let Carry { rows, ranks, seen } = carry();
-        let _one_at_a_time = self.transfers.begin();
-        let carry = Carry {
-            rows: rows.map(|rows| rows.to_device(&link.device)),
-            ranks: ranks.to_device(&link.device),
-            seen,
-        };
-        link.send(give, carry)
-    }
-
-    /// The gradient of the carry that was given last, and has not been asked for.
-    pub(super) fn asked(&self) -> Result<Option<CarryGradient>, AttentionError> {
-        match &self.after {
-            Some((link, _, asked)) => link.receive(asked, self.timeout).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// Sends the gradient of a carry to where it came from.
-    pub(super) fn ask(&self, gradient: CarryGradient) -> Result<(), AttentionError> {
-        let Some((link, _, ask)) = &self.before else {
-            return Ok(());
-        };
-        let _one_at_a_time = self.transfers.begin();
-        link.send(ask, gradient.to_device(&link.device))
+        let received = gradient.clone().to_device(self.to);
+        self.received.register(param.id, received);
+        self.sent.register(param.id, gradient);
     }
 }
 
@@ -407,21 +343,6 @@ fn read<M: Module, S: StepInParts<M>>(
     Ok((share, gradients))
 }
 
-const STOPPED: &str = "stopped";
-const SILENT: &str = "did not answer within";
-
-fn group(device: usize, reason: String) -> AttentionError {
-    AttentionError::Group { device, reason }
-}
-
-fn stopped(place: usize) -> AttentionError {
-    group(place, STOPPED.to_owned())
-}
-
-fn silent(place: usize, timeout: Duration) -> AttentionError {
-    group(place, format!("{SILENT} {} s", timeout.as_secs_f32()))
-}
-
 fn panicked(place: usize, panic: &(dyn Any + Send)) -> AttentionError {
     let text = (panic.downcast_ref::<String>().map(String::as_str))
         .or_else(|| panic.downcast_ref::<&str>().copied());
@@ -431,21 +352,13 @@ fn panicked(place: usize, panic: &(dyn Any + Send)) -> AttentionError {
     )
 }
 
-/// True of the error of a device that waited for another.
-fn is_consequence(error: &AttentionError) -> bool {
-    matches!(
-        error,
-        AttentionError::Group { reason, .. } if reason == STOPPED || reason.starts_with(SILENT)
-    )
-}
-
 /// True if a device sends to others itself.
 #[cfg(feature = "cube")]
-pub(super) fn sends(device: &Device) -> bool {
+fn sends(device: &Device) -> bool {
     crate::memory::client(device).is_ok_and(|client| client.has_device_transport())
 }
 
 #[cfg(not(feature = "cube"))]
-pub(super) fn sends(_: &Device) -> bool {
+fn sends(_: &Device) -> bool {
     false
 }

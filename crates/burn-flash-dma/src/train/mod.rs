@@ -48,6 +48,7 @@
 //! ```
 
 mod adamw;
+mod carry_gradient;
 mod checkpointing;
 mod clipping;
 mod device_group;
@@ -56,6 +57,7 @@ mod in_parts;
 mod loss;
 #[cfg(feature = "train")]
 mod metric;
+mod neighbours;
 #[cfg(feature = "train")]
 mod parallel;
 mod part_layers;

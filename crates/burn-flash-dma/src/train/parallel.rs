@@ -1,21 +1,17 @@
 //! Training on several devices.
 
-use super::device_group::sends;
 use burn::tensor::Device;
-use burn::tensor::distributed::{DistributedConfig, ReduceOperation};
 use burn::train::{ExecutionStrategy, MultiDeviceOptim};
 
-/// Burn's strategy for devices that share the texts of each step, and add their gradients up: `ddp`, which reduces
-/// between the devices, if these can (GPUs of NVIDIA with the library NCCL); else `multi`, which goes through the first
-/// device; and `single` for one device.
+/// Burn's strategy for devices that share the texts of each step, and add their gradients up: `multi`, in which the first device reads
+/// the gradients of the others, makes the step, and gives them its parameters; and `single` for one device.
 ///
-/// The gradient is the *sum* over the devices, whichever it is: a loss is a device's share of the mean over all of them, as
+/// The gradient is the *sum* over the devices: a loss is a device's share of the mean over all of them, as
 /// `flash_dma_models::data::Loader` and its batches have it. Clip in `TrainStep::optimize`, by [`optimize`](super::optimize):
 /// that is after the sum.
 ///
-/// Under `ddp` every device must take as many steps, and call `backward` as often: Burn waits for the missing one without
-/// an end. If a device's thread panics, so does the training, but the other devices' threads stay blocked, and only the end of
-/// the process frees them.
+/// It is not `ddp`, which reduces between GPUs: in Burn 0.22.1 a training waits for ever once CUDA loads a kernel while a reduction is
+/// under way (`docs/upstream.md`).
 ///
 /// # Panics
 ///
@@ -26,12 +22,5 @@ pub fn data_parallel(devices: &[Device]) -> ExecutionStrategy {
         return ExecutionStrategy::single(device.clone());
     }
     assert!(!devices.is_empty(), "no device to train on");
-    let differ = (1..devices.len()).all(|at| !devices[..at].contains(&devices[at]));
-    if differ && devices.iter().all(sends) {
-        let config = DistributedConfig {
-            all_reduce_op: ReduceOperation::Sum,
-        };
-        return ExecutionStrategy::ddp(devices.to_vec(), config);
-    }
     ExecutionStrategy::multi(devices.to_vec(), MultiDeviceOptim::OptimMainDevice)
 }

@@ -1,13 +1,13 @@
 //! The attention layers of a model that reads a part of a sequence.
 
+use super::carry_gradient::{CarryGradient, Charge};
 use super::checkpointing::resumed;
-use super::device_group::Neighbours;
+use super::neighbours::Neighbours;
 use super::parts::Parts;
-use crate::functions::scores::weighted_tokens;
 use crate::functions::selector::row_sums;
 use crate::nn::{Carry, DynamicMaskAttention, PartDocuments, PartPass, PartRanks, PartSelection};
 use crate::validate::expect;
-use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor};
+use burn::tensor::{DType, FloatDType, Gradients, Tensor};
 use flash_dma_problem::AttentionError;
 
 /// The attention layers of a model that reads a part of a sequence, in the order in which it calls them.
@@ -63,26 +63,6 @@ struct Projected {
     tracked: [Tensor<4>; 3],
     /// Leaves of the same values.
     leaves: [Tensor<4>; 3],
-}
-
-/// Gradients of rows, in f32, `[batch, kv_heads, rows, ..]`.
-pub(super) struct CarryGradient {
-    /// Of keys and values.
-    rows: [Tensor<4>; 2],
-    /// Of the ranks, and the positions at which these learn, `[.., 2]`.
-    ranks: Tensor<4>,
-    /// Of this part and all later ones; `None` if ranks do not compete.
-    charge: Option<Charge>,
-}
-
-/// Sums over the keys of a head, which ranks that compete are charged by.
-struct Charge {
-    /// Of the gradients of ranks, `[batch, kv_heads, 1]`.
-    gain: Tensor<3>,
-    /// Of the positions at which a rank learns.
-    positions: Tensor<3>,
-    /// Of the tokens, each times its positions: `[batch, kv_heads, d_model]`.
-    tokens: Tensor<3>,
 }
 
 impl PartLayers {
@@ -198,11 +178,12 @@ impl PartLayers {
         }
         let state = &self.layers[nth];
         let Carry { rows, ranks, seen } = state.carries[part].clone();
-        let projected = layer.try_project_part(&x, seen)?;
+        let [q, k, v] = layer.try_project_part(&x, seen)?;
         let documents = self.documents();
         if !has_graph {
             let carry = Carry { rows, ranks, seen };
-            let (out, pass) = layer.try_forward_part(x, projected, &carry, documents, None)?;
+            let pass = layer.try_select_part(x, [k, v], &carry, documents, None)?;
+            let out = layer.try_attend_part(q, &pass)?;
             let state = &mut self.layers[nth];
             state.carries.push(pass.next_carry());
             state.selections.push(pass.selection);
@@ -216,7 +197,8 @@ impl PartLayers {
             ranks,
             seen,
         };
-        let (out, pass) = layer.try_forward_part(x, projected, &carry, documents, selection)?;
+        let pass = layer.try_select_part(x, [k, v], &carry, documents, selection)?;
+        let out = layer.try_attend_part(q, &pass)?;
         let state = &mut self.layers[nth];
         let asked = state.asked.take();
         state.pass = Some(Pass {
@@ -245,8 +227,11 @@ impl PartLayers {
         let tracked = layer.try_project_part(&x, seen)?;
         let leaves = (tracked.clone()).map(|tensor| leaf(tensor.without_autodiff()));
         let documents = self.documents();
-        let (out, pass) = layer.try_forward_part(x, leaves.clone(), &carry, documents, None)?;
+        let [q, k, v] = leaves.clone();
+        let pass = layer.try_select_part(x, [k, v], &carry, documents, None)?;
+        // Before the attention: the next device waits for it.
         self.neighbours().give(|| pass.next_carry())?;
+        let out = layer.try_attend_part(q, &pass)?;
         self.layers.push(LayerInParts {
             pass: Some(Pass {
                 layer: layer.clone(),
@@ -303,7 +288,7 @@ impl PartLayers {
     /// are charged; `None` if none do.
     pub(super) fn charged(&self) -> Result<Option<Tensor<1>>, AttentionError> {
         let asked = self.layers.iter().filter_map(|layer| layer.asked.as_ref());
-        let zeros = asked.filter_map(|(layer, asked)| Some(asked.charge.as_ref()?.of(layer)));
+        let zeros = asked.filter_map(|(layer, asked)| asked.charge.as_ref()?.of(layer).transpose());
         Ok(sum(zeros.collect::<Result<Vec<_>, _>>()?))
     }
 
@@ -325,7 +310,7 @@ impl PartLayers {
         let layer = pass.layer.clone();
         let (asked, scores) = pass.take_gradients(gradients)?;
         let charged = match (&asked.charge, self.neighbours().is_first()) {
-            (Some(charge), true) => Some(charge.of(&layer)?),
+            (Some(charge), true) => charge.of(&layer)?,
             _ => None,
         };
         self.neighbours().ask(asked)?;
@@ -414,6 +399,8 @@ impl Pass {
             part.reshape([batch, heads, len])
         });
         let scores = resumed(layer.try_projected_scores(tokens.clone())?, gradient);
+        // Their parameters may be frozen.
+        let scores = Some(scores).filter(Tensor::is_tracked);
         let charge = layer.competes().then(|| {
             let own = Charge::sums(gain, positions, &tokens);
             match charge {
@@ -428,62 +415,8 @@ impl Pass {
                 ranks,
                 charge,
             },
-            Some(scores),
+            scores,
         ))
-    }
-}
-
-impl CarryGradient {
-    /// Of the rows that a pass leaves, as one of all its keys, those of its carry first.
-    fn of_keys(self, pass: &PartPass) -> Self {
-        let live = pass.selection.live();
-        Self {
-            rows: self.rows.map(|rows| live.asked_of_keys(rows)),
-            ranks: live.asked_of_keys(self.ranks),
-            charge: self.charge,
-        }
-    }
-
-    pub(super) fn to_device(&self, device: &Device) -> Self {
-        Self {
-            rows: (self.rows.each_ref()).map(|rows| rows.clone().to_device(device)),
-            ranks: self.ranks.clone().to_device(device),
-            charge: self.charge.as_ref().map(|charge| Charge {
-                gain: charge.gain.clone().to_device(device),
-                positions: charge.positions.clone().to_device(device),
-                tokens: charge.tokens.clone().to_device(device),
-            }),
-        }
-    }
-}
-
-impl Charge {
-    fn sums(gain: Tensor<3>, positions: Tensor<3>, tokens: &Tensor<3>) -> Self {
-        Self {
-            gain,
-            tokens: weighted_tokens(tokens, &positions),
-            positions: row_sums(positions),
-        }
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self {
-            gain: self.gain + other.gain,
-            positions: self.positions + other.positions,
-            tokens: self.tokens + other.tokens,
-        }
-    }
-
-    /// A zero whose backward pass takes it from the gradients of the parameters of the layer's scores.
-    fn of(&self, layer: &DynamicMaskAttention) -> Result<Tensor<1>, AttentionError> {
-        // The scores are linear in the tokens: that of a sum is the sum of theirs.
-        let scores = layer.try_projected_scores(self.tokens.clone())?;
-        let [_, heads, _] = scores.dims();
-        let none = self.positions.clone().equal_elem(0);
-        let share = self.gain.clone() / self.positions.clone().mask_fill(none, 1);
-        let own_head = Tensor::<2>::eye(heads, &share.device());
-        let own_head = own_head.cast(FloatDType::F32).unsqueeze::<3>();
-        Ok(resumed(scores, own_head * share * -1))
     }
 }
 

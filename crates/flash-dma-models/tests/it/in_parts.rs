@@ -1,7 +1,7 @@
 //! The gradient of a sequence in parts is that of the whole.
 #![cfg(all(feature = "flex", feature = "autodiff"))]
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::nn::{
@@ -163,6 +163,46 @@ fn documents_may_be_cut_anywhere() {
         for documents in documents.clone() {
             let documents = Documents::from_lengths(documents);
             check(&config, Some(&documents), &[60, 20, 11, 4]);
+        }
+    }
+}
+
+/// Freezes the projections of scores.
+struct Freeze(String);
+
+impl ModuleMapper for Freeze {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        name.clone_into(&mut self.0);
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.0.as_str() {
+            "score_proj" => param.set_require_grad(false),
+            _ => param,
+        }
+    }
+}
+
+/// Scores that were trained before, as when adapters are: their projection gets no gradient, and the rest the same.
+#[test]
+fn frozen_scores_stay_as_they_are() {
+    let device = Device::flex().autodiff();
+    let config = DecoderConfig::new(attention(12), 2).with_local_window(None);
+    let model = config.init(&device).map(&mut Freeze(String::new()));
+    let [tokens, targets] = sequence(60);
+    let whole = model.try_loss_and_backward(tokens.clone(), targets.clone(), None);
+    let whole = by_name(&model, &(whole.expect("it fits").1)());
+    let mut group = group(3);
+    let over = model.try_loss_and_gradients_over(&mut group, tokens.clone(), targets.clone(), None);
+    let in_parts = model.try_loss_and_gradients_in_parts(tokens, targets, None, 25);
+    for all in [over, in_parts] {
+        let (_, gradients) = all.expect("it fits");
+        for ((name, whole), (_, parts)) in whole.iter().zip(by_name(&model, &gradients)) {
+            assert_eq!(whole.is_empty(), name.contains("score_proj"), "{name}");
+            assert_eq!(whole.len(), parts.len(), "{name}");
+            let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
+            assert!(far.fold(0f32, f32::max) <= 2e-5 * most + 1e-9, "{name}");
         }
     }
 }

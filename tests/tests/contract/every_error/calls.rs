@@ -5,14 +5,18 @@ use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
-use burn_flash_dma::nn::DynamicMaskAttentionConfig;
+use burn_flash_dma::nn::Selection as Keys;
+use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::ops::{DynamicMaskOps, NormOps, OptionalFloat, RankLearning, Saved, Selection};
+use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, Documents, ElementType,
     HeadEncoding, Intervals, KeyRanges, MaskedAttention, NormProblem, Problem, Selector, TilePlan,
     select, try_attention, try_dynamic_mask_attention, try_masked_attention,
 };
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 /// The shape of k and v.
 pub const KV: [usize; 4] = [2, 2, 7, 8];
@@ -307,4 +311,53 @@ pub fn past_the_last_position() -> Result<(), AttentionError> {
 
 pub fn a_record_of_another_shape() -> Result<(), AttentionError> {
     reloaded(|record| record["score"] = record["seen"].clone()).map(drop)
+}
+
+/// A step that no device has the time for.
+pub fn a_group_without_time() -> Result<(), AttentionError> {
+    let layer = layer().with_selection(Keys::keep(4)).init(&tracking());
+    let group = DeviceGroup::try_new(&[here()])?;
+    let mut group = group.with_timeout(Duration::ZERO);
+    let learned = group.try_gradients(&layer, &Parts::new(1, 6, 6), &Alone);
+    learned.map(drop)
+}
+
+struct Alone;
+
+impl StepInParts<DynamicMaskAttention> for Alone {
+    type Block = DynamicMaskAttention;
+
+    fn to_device(&self, _: &Device) -> Self {
+        Self
+    }
+
+    fn input(
+        &self,
+        _: &DynamicMaskAttention,
+        tokens: Range<usize>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        Ok(Tensor::zeros([1, tokens.len(), 16], &tracking()))
+    }
+
+    fn blocks<'a>(&self, layer: &'a DynamicMaskAttention) -> &'a [DynamicMaskAttention] {
+        std::slice::from_ref(layer)
+    }
+
+    fn block(
+        &self,
+        layer: &DynamicMaskAttention,
+        x: Tensor<3>,
+        layers: &mut PartLayers,
+    ) -> Result<Tensor<3>, AttentionError> {
+        layers.try_attend(layer, x)
+    }
+
+    fn loss(
+        &self,
+        _: &DynamicMaskAttention,
+        _: Range<usize>,
+        x: Tensor<3>,
+    ) -> Result<Tensor<1>, AttentionError> {
+        Ok(x.sum())
+    }
 }

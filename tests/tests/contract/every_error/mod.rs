@@ -17,10 +17,10 @@ use burn_flash_dma::{
     Selector, try_merge_attention, try_rms_norm, try_select, try_sliding_window,
 };
 use calls::{
-    Call, KV, a_record_of_another_shape, by_selector, causal, dense, dynamic, elsewhere,
-    given_pairs, heads, here, inside, layer, masked, page_step, pages, past_the_last_position,
-    ranges_on_two_devices, second_norm, second_order, select_by, shows, slots, slots_that_keep,
-    step, tracking, waiting, with_plan, zeros,
+    Call, KV, a_group_without_time, a_record_of_another_shape, by_selector, causal, dense, dynamic,
+    elsewhere, given_pairs, heads, here, inside, layer, masked, page_step, pages,
+    past_the_last_position, ranges_on_two_devices, second_norm, second_order, select_by, shows,
+    slots, slots_that_keep, step, tracking, waiting, with_plan, zeros,
 };
 use flash_dma_problem::check_grid;
 use std::collections::BTreeSet;
@@ -207,6 +207,7 @@ table! {
     },
     DeviceFailed: kernels::run(Engine::Portable),
     Grid: check_grid([1, 70_000, 1], [65535; 3]),
+    Group: a_group_without_time(),
 }
 
 #[test]

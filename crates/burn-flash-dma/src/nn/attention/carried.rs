@@ -26,6 +26,17 @@ pub(crate) struct Carry {
     pub(crate) seen: usize,
 }
 
+impl Carry {
+    #[cfg(feature = "autodiff")]
+    pub(crate) fn to_device(&self, device: &Device) -> Self {
+        Self {
+            rows: (self.rows.each_ref()).map(|rows| rows.clone().to_device(device)),
+            ranks: self.ranks.clone().to_device(device),
+            seen: self.seen,
+        }
+    }
+}
+
 /// The documents of a part of a batch of sequences, which may begin before it and go on behind it.
 #[derive(Clone, Debug)]
 pub(crate) struct PartDocuments {
@@ -119,6 +130,8 @@ pub(crate) struct PartPass {
     /// Keys and values of the part, with their graph.
     pub(crate) rows: [Tensor<4>; 2],
     pub(crate) ranks: Option<PartRanks>,
+    /// The selection, by which ranks learn.
+    intervals: Intervals,
     /// Keys and values of the carry and the part, in this order.
     all: [Tensor<4>; 2],
     all_ranks: Tensor<3>,
@@ -222,16 +235,16 @@ impl DynamicMaskAttention {
         self.project(x.clone(), Starts::Positions(&[seen]))
     }
 
-    /// Attention of tokens `[batch, len, d_model]`, and of their queries, keys and values, behind a carry: the output, and the
-    /// pass. The rows of `carry` may be leaves of autodiff. A second pass gets the first one's selection.
-    pub(crate) fn try_forward_part(
+    /// What the queries of a part attend to: keys and values of its tokens `[batch, len, d_model]` behind a carry, whose rows may be
+    /// leaves of autodiff. A second pass gets the first one's selection.
+    pub(crate) fn try_select_part(
         &self,
         x: Tensor<3>,
-        [q, k, v]: [Tensor<4>; 3],
+        [k, v]: [Tensor<4>; 2],
         carry: &Carry,
         documents: &PartDocuments,
         given: Option<&PartSelection>,
-    ) -> Result<(Tensor<3>, PartPass), AttentionError> {
+    ) -> Result<PartPass, AttentionError> {
         let window = self.options.keep_window.expect("a carry has a window");
         let (rule, learns) = (self.rule(window), self.part_learns(window));
         let rows = carry.ranks.dims()[2];
@@ -269,21 +282,31 @@ impl DynamicMaskAttention {
                 positions: positions.mask_fill(sinks, 0),
             }
         });
-        let attention = Attention::new(q, keys.clone(), values.clone()).options(self.options);
-        let out = self.with_sink(attention.intervals(&intervals))?;
         let selection = PartSelection {
             intervals: selection.intervals.ranked_by(&carry.ranks),
             ..selection
         };
-        let pass = PartPass {
+        Ok(PartPass {
             selection,
             rows: [k, v],
             ranks: learned,
+            intervals,
             all: [keys, values],
             all_ranks: ranks,
             seen: carry.seen + len,
-        };
-        Ok((merge(out, &self.o_proj)?, pass))
+        })
+    }
+
+    /// Attention of the queries of a part, through the last projection: `[batch, len, d_model]`.
+    pub(crate) fn try_attend_part(
+        &self,
+        q: Tensor<4>,
+        pass: &PartPass,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let [keys, values] = pass.all.clone();
+        let attention = Attention::new(q, keys, values).options(self.options);
+        let out = self.with_sink(attention.intervals(&pass.intervals))?;
+        merge(out, &self.o_proj)
     }
 
     /// Scores of a part's tokens without a graph: they are made again for their gradient, which is known after the part's backward

@@ -3,11 +3,13 @@
 use super::draw::Draw;
 use crate::layer::recast;
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::nn::mha::*;
 use burn_flash_dma::nn::*;
-use burn_flash_dma::train::{PartLayers, Parts, Selections, try_in_parts};
-use burn_flash_dma::{AlibiSlopes, KeyRanges, TilePlan};
+use burn_flash_dma::train::{
+    DeviceGroup, PartLayers, Parts, Selections, StepInParts, try_in_parts,
+};
+use burn_flash_dma::{AlibiSlopes, AttentionError, KeyRanges, TilePlan};
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -241,6 +243,74 @@ pub fn in_parts(draw: &mut Draw) {
         .entry("PartLayers::try_attend".into())
         .or_default();
     *counts = [counts[0] + attended.get(), counts[1] + refused.get()];
+}
+
+/// A layer alone, on tokens of which each device has a part.
+struct Alone(Tensor<3>);
+
+impl StepInParts<DynamicMaskAttention> for Alone {
+    type Block = DynamicMaskAttention;
+
+    fn to_device(&self, device: &Device) -> Self {
+        Self(self.0.clone().to_device(device))
+    }
+
+    fn input(
+        &self,
+        _: &DynamicMaskAttention,
+        tokens: Range<usize>,
+    ) -> Result<Tensor<3>, AttentionError> {
+        let x = self.0.clone().narrow(1, tokens.start, tokens.len());
+        Ok(x.autodiff())
+    }
+
+    fn blocks<'a>(&self, layer: &'a DynamicMaskAttention) -> &'a [DynamicMaskAttention] {
+        std::slice::from_ref(layer)
+    }
+
+    fn block(
+        &self,
+        layer: &DynamicMaskAttention,
+        x: Tensor<3>,
+        layers: &mut PartLayers,
+    ) -> Result<Tensor<3>, AttentionError> {
+        layers.try_attend(layer, x)
+    }
+
+    fn loss(
+        &self,
+        _: &DynamicMaskAttention,
+        _: Range<usize>,
+        out: Tensor<3>,
+    ) -> Result<Tensor<1>, AttentionError> {
+        Ok(out.cast(DType::F32).sum())
+    }
+}
+
+pub fn over_devices(draw: &mut Draw) {
+    let devices = vec![draw.device.clone(); draw.choose("devices", &[0, 1, 2, 3])];
+    let group = call!(draw, DeviceGroup::try_new(&devices));
+    let Some((layer, width, _)) = sparse_layer(draw) else {
+        return;
+    };
+    let Some(mut group) = group else { return };
+    let layer = layer.fork(&draw.device.clone().autodiff());
+    // No sequence, no part and parts without a token are refused by a panic.
+    let batch = draw.batch().max(1);
+    let count = if draw.one_in(8) { 1 } else { devices.len() };
+    let lengths: Vec<usize> = (0..count).map(|_| draw.len().max(1)).collect();
+    let len = lengths.iter().sum();
+    let x = draw.tensor("x", [batch, len, width]);
+    if x.dims()[1] != len {
+        // The parts would not be its own.
+        return;
+    }
+    let (parts, step) = (Parts::of_lengths(batch, &lengths), Alone(x));
+    draw.call("DeviceGroup::try_gradients", || {
+        let learned = group.try_gradients(&layer, &parts, &step);
+        // On a device's thread, the group catches it.
+        learned.inspect_err(|error| assert!(!error.to_string().contains("panicked"), "{error}"))
+    });
 }
 
 pub fn masked(draw: &mut Draw) {

@@ -91,6 +91,8 @@ const CASES: &[Case] = &[
     layers::sparse,
     layers::in_parts,
     layers::in_parts,
+    layers::over_devices,
+    layers::over_devices,
     layers::masked,
     layers::cross,
     layers::cross,

@@ -1,0 +1,161 @@
+//! What the devices of a group send to each other within a step.
+
+use super::carry_gradient::CarryGradient;
+use crate::nn::Carry;
+use burn::tensor::Device;
+use flash_dma_problem::AttentionError;
+use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Transfers are queued one at a time: two devices that sent to each other in different orders would wait for ever.
+#[derive(Clone, Default)]
+pub(super) struct Transfers(Arc<Mutex<()>>);
+
+impl Transfers {
+    pub(super) fn begin(&self) -> MutexGuard<'_, ()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a device has to do with those of the parts before and behind its own.
+pub(super) struct Neighbours {
+    before: Option<(Link, Receiver<Carry>, Sender<CarryGradient>)>,
+    after: Option<(Link, Sender<Carry>, Receiver<CarryGradient>)>,
+    transfers: Transfers,
+    timeout: Duration,
+    /// What was sent and received in this step. Its memory must not serve other work before the transfers are done, which CubeCL
+    /// does not see to.
+    kept: RefCell<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    carries: Vec<Carry>,
+    gradients: Vec<CarryGradient>,
+}
+
+/// Another device of the group.
+struct Link {
+    place: usize,
+    device: Device,
+}
+
+impl Link {
+    fn new((place, device): (usize, Device)) -> Self {
+        Self { place, device }
+    }
+
+    fn send<T>(&self, to: &Sender<T>, value: T) -> Result<(), AttentionError> {
+        to.send(value).map_err(|_| stopped(self.place))
+    }
+
+    fn receive<T>(&self, from: &Receiver<T>, timeout: Duration) -> Result<T, AttentionError> {
+        from.recv_timeout(timeout).map_err(|error| match error {
+            RecvTimeoutError::Timeout => silent(self.place, timeout),
+            RecvTimeoutError::Disconnected => stopped(self.place),
+        })
+    }
+}
+
+impl Neighbours {
+    /// Those of each device, in the order of the parts.
+    pub(super) fn of(devices: &[Device], transfers: &Transfers, timeout: Duration) -> Vec<Self> {
+        let none = |_| Self {
+            before: None,
+            after: None,
+            transfers: transfers.clone(),
+            timeout,
+            kept: RefCell::default(),
+        };
+        let mut all: Vec<_> = (0..devices.len()).map(none).collect();
+        for place in 1..all.len() {
+            let (give, given) = channel();
+            let (ask, asked) = channel();
+            let to = |place: usize| (place, devices[place].clone());
+            all[place - 1].after = Some((Link::new(to(place)), give, asked));
+            all[place].before = Some((Link::new(to(place - 1)), given, ask));
+        }
+        all
+    }
+
+    pub(super) fn is_first(&self) -> bool {
+        self.before.is_none()
+    }
+
+    /// The next layer's carry, as large as `none`, which is that in front of the first part.
+    pub(super) fn carry(&self, none: Carry) -> Result<Carry, AttentionError> {
+        let Some((link, given, _)) = &self.before else {
+            return Ok(none);
+        };
+        let carry = link.receive(given, self.timeout)?;
+        let (sent, own) = (carry.rows[0].dims(), none.rows[0].dims());
+        if sent != own {
+            let reason = format!("sent rows of another layer, {sent:?} in place of {own:?}");
+            return Err(group(link.place, reason));
+        }
+        self.kept.borrow_mut().carries.push(carry.clone());
+        Ok(carry)
+    }
+
+    /// Sends the carry behind a layer's part, if there is a part behind it.
+    pub(super) fn give(&self, carry: impl FnOnce() -> Carry) -> Result<(), AttentionError> {
+        let Some((link, give, _)) = &self.after else {
+            return Ok(());
+        };
+        let carry = carry();
+        let sent = {
+            let _one_at_a_time = self.transfers.begin();
+            carry.to_device(&link.device)
+        };
+        self.kept.borrow_mut().carries.push(carry);
+        link.send(give, sent)
+    }
+
+    /// The gradient of the carry that was given last, and has not been asked for.
+    pub(super) fn asked(&self) -> Result<Option<CarryGradient>, AttentionError> {
+        let Some((link, _, asked)) = &self.after else {
+            return Ok(None);
+        };
+        let gradient = link.receive(asked, self.timeout)?;
+        self.kept.borrow_mut().gradients.push(gradient.clone());
+        Ok(Some(gradient))
+    }
+
+    /// Sends the gradient of a carry to where it came from.
+    pub(super) fn ask(&self, gradient: CarryGradient) -> Result<(), AttentionError> {
+        let Some((link, _, ask)) = &self.before else {
+            return Ok(());
+        };
+        let sent = {
+            let _one_at_a_time = self.transfers.begin();
+            gradient.to_device(&link.device)
+        };
+        self.kept.borrow_mut().gradients.push(gradient);
+        link.send(ask, sent)
+    }
+}
+
+const STOPPED: &str = "stopped";
+const SILENT: &str = "did not answer within";
+
+pub(super) fn group(device: usize, reason: String) -> AttentionError {
+    AttentionError::Group { device, reason }
+}
+
+fn stopped(place: usize) -> AttentionError {
+    group(place, STOPPED.to_owned())
+}
+
+pub(super) fn silent(place: usize, timeout: Duration) -> AttentionError {
+    group(place, format!("{SILENT} {} s", timeout.as_secs_f32()))
+}
+
+/// True of the error of a device that waited for another.
+pub(super) fn is_consequence(error: &AttentionError) -> bool {
+    matches!(
+        error,
+        AttentionError::Group { reason, .. } if reason == STOPPED || reason.starts_with(SILENT)
+    )
+}
