@@ -4,7 +4,7 @@ use super::checkpointing::resumed;
 use crate::functions::scores::weighted_tokens;
 use crate::functions::selector::row_sums;
 use crate::nn::{DynamicMaskAttention, PartPass};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use flash_dma_problem::AttentionError;
 
 /// Gradients of rows, in f32, `[batch, kv_heads, rows, ..]`.
@@ -39,21 +39,17 @@ impl CarryGradient {
             charge: self.charge,
         }
     }
-
-    pub fn to_device(&self, device: &Device) -> Self {
-        Self {
-            rows: (self.rows.each_ref()).map(|rows| rows.clone().to_device(device)),
-            ranks: self.ranks.clone().to_device(device),
-            charge: self.charge.as_ref().map(|charge| Charge {
-                gain: charge.gain.clone().to_device(device),
-                positions: charge.positions.clone().to_device(device),
-                tokens: charge.tokens.clone().to_device(device),
-            }),
-        }
-    }
 }
 
 impl Charge {
+    pub fn map(self, map: impl Fn(Tensor<3>) -> Tensor<3>) -> Self {
+        Self {
+            gain: map(self.gain),
+            positions: map(self.positions),
+            tokens: map(self.tokens),
+        }
+    }
+
     pub fn sums(gain: Tensor<3>, positions: Tensor<3>, tokens: &Tensor<3>) -> Self {
         Self {
             gain,

@@ -1,10 +1,10 @@
 //! Training on a sequence of which each device has a part, by the gradient of the whole.
 
 use super::checkpointing::{add_gradients, resumed, untracked};
-use super::neighbours::{Neighbours, Transfers, group, is_consequence, silent};
+use super::neighbours::{Neighbours, Transfers, group, is_consequence, sent, silent};
 use super::part_layers::PartLayers;
 use super::parts::Parts;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
@@ -59,8 +59,7 @@ pub trait StepInParts<M>: Send + Sized + 'static {
     ) -> Result<Tensor<1>, AttentionError>;
 }
 
-/// Returns gradients that are being sent to another device.
-type Job = Box<dyn FnOnce() -> GradientsParams + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
 /// The loss and the gradients of a step, or of a device's part of it.
 type Learned = Result<(Tensor<1>, GradientsParams), AttentionError>;
@@ -117,15 +116,7 @@ impl DeviceGroup {
         }
         let workers = devices.iter().map(|_| {
             let (sender, jobs) = channel::<Job>();
-            thread::spawn(move || {
-                // CubeCL gives the memory of a tensor that has been dropped to later work of its device, which does not wait for a transfer
-                // that still reads it. Work of the next step does: its parameters come behind.
-                let mut sent = GradientsParams::new();
-                for job in jobs {
-                    drop(sent);
-                    sent = job();
-                }
-            });
+            thread::spawn(move || jobs.into_iter().for_each(|job| job()));
             sender
         });
         Ok(Self {
@@ -187,27 +178,24 @@ impl DeviceGroup {
                 let read = AssertUnwindSafe(|| {
                     let model = {
                         let _one_at_a_time = transfers.begin();
+                        let model = model.map(&mut Parameters { to: &device });
                         model.fork(&device.clone().autodiff())
                     };
                     let (loss, gradients) = read(&model, &parts, place, &step, neighbours)?;
                     let loss = loss.without_autodiff();
-                    if device == home {
-                        return Ok(((loss, gradients), GradientsParams::new()));
-                    }
                     let _one_at_a_time = transfers.begin();
-                    let mut sending = Sending::new(gradients, &home);
+                    let mut sending = Sending {
+                        from: gradients,
+                        gradients: GradientsParams::new(),
+                        to: &home,
+                    };
                     model.visit(&mut sending);
-                    Ok(((loss.to_device(&home), sending.received), sending.sent))
+                    Ok((sent(loss, &home), sending.gradients))
                 });
                 let result = catch_unwind(read);
                 let result = result.unwrap_or_else(|panic| Err(panicked(place, &*panic)));
-                let (result, sent) = match result {
-                    Ok((learned, sent)) => (Ok(learned), sent),
-                    Err(error) => (Err(error), GradientsParams::new()),
-                };
                 // Nobody listens once the step has been given up.
                 let _ = sender.send((place, result));
-                sent
             });
             // A thread ends with its group only.
             let _ = self.workers[place].send(job);
@@ -250,33 +238,33 @@ impl DeviceGroup {
     }
 }
 
-/// Gradients on their way to another device.
-struct Sending<'a> {
-    gradients: GradientsParams,
-    sent: GradientsParams,
-    received: GradientsParams,
+/// Sends parameters to a device. Burn's `fork` moves the rest of a model, and makes them leaves there.
+struct Parameters<'a> {
     to: &'a Device,
 }
 
-impl<'a> Sending<'a> {
-    fn new(gradients: GradientsParams, to: &'a Device) -> Self {
-        Self {
-            gradients,
-            sent: GradientsParams::new(),
-            received: GradientsParams::new(),
-            to,
-        }
+impl ModuleMapper for Parameters<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let is_trained = param.is_require_grad();
+        let (id, value, mapper) = param.consume();
+        let value = sent(value.without_autodiff(), self.to).autodiff();
+        Param::from_mapped_value(id, value.set_require_grad(is_trained), mapper)
     }
+}
+
+/// Sends gradients of a module's parameters to a device.
+struct Sending<'a> {
+    from: GradientsParams,
+    gradients: GradientsParams,
+    to: &'a Device,
 }
 
 impl ModuleVisitor for Sending<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(gradient) = self.gradients.remove::<D>(param.id) else {
-            return;
-        };
-        let received = gradient.clone().to_device(self.to);
-        self.received.register(param.id, received);
-        self.sent.register(param.id, gradient);
+        if let Some(gradient) = self.from.remove::<D>(param.id) {
+            let gradient = sent(gradient, self.to);
+            self.gradients.register(param.id, gradient);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::carry_gradient::CarryGradient;
 use crate::nn::Carry;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use flash_dma_problem::AttentionError;
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,15 +25,25 @@ pub(super) struct Neighbours {
     after: Option<(Link, Sender<Carry>, Receiver<CarryGradient>)>,
     transfers: Transfers,
     timeout: Duration,
-    /// What was sent and received in this step. Its memory must not serve other work before the transfers are done, which CubeCL
-    /// does not see to.
-    kept: RefCell<Kept>,
+    /// What was received in this step. Its memory must not receive anything else before it has been read, which CubeCL does not
+    /// see to; in the next step it has been.
+    received: RefCell<(Vec<Carry>, Vec<CarryGradient>)>,
 }
 
-#[derive(Default)]
-struct Kept {
-    carries: Vec<Carry>,
-    gradients: Vec<CarryGradient>,
+/// A tensor on another device. Later work of this thread on the tensor's own device waits for the transfer: CubeCL would give it the
+/// memory of a tensor that is dropped while the transfer still reads it.
+pub(super) fn sent<const D: usize>(tensor: Tensor<D>, to: &Device) -> Tensor<D> {
+    let from = tensor.device();
+    let tensor = tensor.to_device(to);
+    #[cfg(feature = "cube")]
+    if from != *to
+        && let Ok(client) = crate::memory::client(&from)
+        && client.has_device_transport()
+    {
+        client.sync_collective();
+    }
+    drop(from);
+    tensor
 }
 
 /// Another device of the group.
@@ -67,7 +77,7 @@ impl Neighbours {
             after: None,
             transfers: transfers.clone(),
             timeout,
-            kept: RefCell::default(),
+            received: RefCell::default(),
         };
         let mut all: Vec<_> = (0..devices.len()).map(none).collect();
         for place in 1..all.len() {
@@ -95,7 +105,7 @@ impl Neighbours {
             let reason = format!("sent rows of another layer, {sent:?} in place of {own:?}");
             return Err(group(link.place, reason));
         }
-        self.kept.borrow_mut().carries.push(carry.clone());
+        self.received.borrow_mut().0.push(carry.clone());
         Ok(carry)
     }
 
@@ -104,13 +114,14 @@ impl Neighbours {
         let Some((link, give, _)) = &self.after else {
             return Ok(());
         };
-        let carry = carry();
-        let sent = {
-            let _one_at_a_time = self.transfers.begin();
-            carry.to_device(&link.device)
+        let Carry { rows, ranks, seen } = carry();
+        let _one_at_a_time = self.transfers.begin();
+        let carry = Carry {
+            rows: rows.map(|rows| sent(rows, &link.device)),
+            ranks: sent(ranks, &link.device),
+            seen,
         };
-        self.kept.borrow_mut().carries.push(carry);
-        link.send(give, sent)
+        link.send(give, carry)
     }
 
     /// The gradient of the carry that was given last, and has not been asked for.
@@ -119,7 +130,7 @@ impl Neighbours {
             return Ok(None);
         };
         let gradient = link.receive(asked, self.timeout)?;
-        self.kept.borrow_mut().gradients.push(gradient.clone());
+        self.received.borrow_mut().1.push(gradient.clone());
         Ok(Some(gradient))
     }
 
@@ -128,12 +139,18 @@ impl Neighbours {
         let Some((link, _, ask)) = &self.before else {
             return Ok(());
         };
-        let sent = {
-            let _one_at_a_time = self.transfers.begin();
-            gradient.to_device(&link.device)
+        let CarryGradient {
+            rows,
+            ranks,
+            charge,
+        } = gradient;
+        let _one_at_a_time = self.transfers.begin();
+        let gradient = CarryGradient {
+            rows: rows.map(|rows| sent(rows, &link.device)),
+            ranks: sent(ranks, &link.device),
+            charge: charge.map(|charge| charge.map(|sums| sent(sums, &link.device))),
         };
-        self.kept.borrow_mut().gradients.push(gradient);
-        link.send(ask, sent)
+        link.send(ask, gradient)
     }
 }
 

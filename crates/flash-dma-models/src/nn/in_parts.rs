@@ -82,7 +82,18 @@ impl Decoder {
         let (step, parts) = cut(input, targets, weights, |[batch, _]| {
             Parts::of_lengths(batch, &lengths)
         })?;
-        group.try_gradients(self, &parts, &step)
+        group.try_gradients(&self.without_rotary_tables(), &parts, &step)
+    }
+
+    /// The model with a rotary table of one position: a device computes the angles of its own positions, which takes less than to
+    /// send it the table of all.
+    fn without_rotary_tables(&self) -> Self {
+        let mut model = self.clone();
+        let layers = model.blocks.iter_mut().map(|block| &mut block.attention);
+        for rope in layers.filter_map(|layer| layer.rope.as_mut()) {
+            rope.freq_complex = rope.freq_complex.clone().narrow(0, 0, 1);
+        }
+        model
     }
 }
 

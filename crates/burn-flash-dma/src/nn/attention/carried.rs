@@ -26,17 +26,6 @@ pub(crate) struct Carry {
     pub(crate) seen: usize,
 }
 
-impl Carry {
-    #[cfg(feature = "autodiff")]
-    pub(crate) fn to_device(&self, device: &Device) -> Self {
-        Self {
-            rows: (self.rows.each_ref()).map(|rows| rows.clone().to_device(device)),
-            ranks: self.ranks.clone().to_device(device),
-            seen: self.seen,
-        }
-    }
-}
-
 /// The documents of a part of a batch of sequences, which may begin before it and go on behind it.
 #[derive(Clone, Debug)]
 pub(crate) struct PartDocuments {
