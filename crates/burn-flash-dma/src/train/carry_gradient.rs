@@ -1,4 +1,4 @@
-//! What later parts of a sequence ask of the keys of earlier ones.
+//! Gradients that later parts of a sequence give to the keys of earlier ones.
 
 use super::checkpointing::resumed;
 use crate::functions::scores::weighted_tokens;

@@ -1,4 +1,4 @@
-//! What the devices of a group send to each other within a step.
+//! Transfers between the devices of a group within a step.
 
 use super::carry_gradient::CarryGradient;
 use crate::nn::Carry;
@@ -19,14 +19,14 @@ impl Transfers {
     }
 }
 
-/// What a device has to do with those of the parts before and behind its own.
+/// A device's links to those of the parts before and behind its own.
 pub(super) struct Neighbours {
     before: Option<(Link, Receiver<Carry>, Sender<CarryGradient>)>,
     after: Option<(Link, Sender<Carry>, Receiver<CarryGradient>)>,
     transfers: Transfers,
     timeout: Duration,
-    /// What was received in this step. Its memory must not receive anything else before it has been read, which CubeCL does not
-    /// see to; in the next step it has been.
+    /// Rows and gradients received in this step. Their memory must not receive anything else before it has been read, which CubeCL does
+    /// not see to; in the next step it has been.
     received: RefCell<(Vec<Carry>, Vec<CarryGradient>)>,
 }
 

@@ -14,7 +14,7 @@ struct Model {
     blocks: Vec<DynamicMaskAttention>,
 }
 
-/// What a device does in place of its part.
+/// Fault of a device.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,

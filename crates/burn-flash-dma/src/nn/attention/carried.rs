@@ -224,7 +224,7 @@ impl DynamicMaskAttention {
         self.project(x.clone(), Starts::Positions(&[seen]))
     }
 
-    /// What the queries of a part attend to: keys and values of its tokens `[batch, len, d_model]` behind a carry, whose rows may be
+    /// Keys and values that the queries of a part attend to: those of its tokens `[batch, len, d_model]` behind a carry, whose rows may be
     /// leaves of autodiff. A second pass gets the first one's selection.
     pub(crate) fn try_select_part(
         &self,
