@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
-use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts, try_in_parts};
+use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts, send, try_in_parts};
 use flash_dma_tests::prelude::*;
 use flash_dma_tests::tensors::{dtype, load, values};
 use std::ops::Range;
@@ -128,8 +128,8 @@ impl StepInParts<Layers> for Step {
     fn to_device(&self, device: &Device) -> Self {
         let Self { x, slope } = self.clone();
         Self {
-            x: x.to_device(device),
-            slope: slope.to_device(device),
+            x: send(x, device),
+            slope: send(slope, device),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Training on a sequence of which each device has a part, by the gradient of the whole.
 
 use super::checkpointing::{add_gradients, resumed, untracked};
-use super::neighbours::{Neighbours, Transfers, group, is_consequence, sent, silent};
+use super::neighbours::{Neighbours, Transfers, group, is_consequence, send, sends, silent};
 use super::part_layers::PartLayers;
 use super::parts::Parts;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -20,7 +20,7 @@ pub trait StepInParts<M>: Send + Sized + 'static {
     /// A block of the model, with one attention layer.
     type Block: Module;
 
-    /// The step with its tensors on another device, as it is if they are there.
+    /// The step with its tensors on another device, moved by [`send`], or as it is if they are there.
     #[must_use]
     fn to_device(&self, device: &Device) -> Self;
 
@@ -110,8 +110,8 @@ impl DeviceGroup {
         // Contact is made here, pair by pair: on the way, two threads could wait for each other's.
         for (nth, device) in devices.iter().enumerate().skip(1) {
             for other in [first, &devices[nth - 1]] {
-                let sent = Tensor::<1>::zeros([1], other).to_device(device);
-                sent.to_device(other).into_data();
+                let there = Tensor::<1>::zeros([1], other).to_device(device);
+                there.to_device(other).into_data();
             }
         }
         let workers = devices.iter().map(|_| {
@@ -190,7 +190,7 @@ impl DeviceGroup {
                         to: &home,
                     };
                     model.visit(&mut sending);
-                    Ok((sent(loss, &home), sending.gradients))
+                    Ok((send(loss, &home), sending.gradients))
                 });
                 let result = catch_unwind(read);
                 let result = result.unwrap_or_else(|panic| Err(panicked(place, &*panic)));
@@ -247,7 +247,7 @@ impl ModuleMapper for Parameters<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let is_trained = param.is_require_grad();
         let (id, value, mapper) = param.consume();
-        let value = sent(value.without_autodiff(), self.to).autodiff();
+        let value = send(value.without_autodiff(), self.to).autodiff();
         Param::from_mapped_value(id, value.set_require_grad(is_trained), mapper)
     }
 }
@@ -262,7 +262,7 @@ struct Sending<'a> {
 impl ModuleVisitor for Sending<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = self.from.remove::<D>(param.id) {
-            let gradient = sent(gradient, self.to);
+            let gradient = send(gradient, self.to);
             self.gradients.register(param.id, gradient);
         }
     }
@@ -338,15 +338,4 @@ fn panicked(place: usize, panic: &(dyn Any + Send)) -> AttentionError {
         place,
         format!("panicked: {}", text.unwrap_or("without a text")),
     )
-}
-
-/// True if a device sends to others itself.
-#[cfg(feature = "cube")]
-fn sends(device: &Device) -> bool {
-    crate::memory::client(device).is_ok_and(|client| client.has_device_transport())
-}
-
-#[cfg(not(feature = "cube"))]
-fn sends(_: &Device) -> bool {
-    false
 }

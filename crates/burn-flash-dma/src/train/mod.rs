@@ -72,6 +72,7 @@ pub use in_parts::try_in_parts;
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};
+pub use neighbours::send;
 #[cfg(feature = "train")]
 pub use parallel::data_parallel;
 pub use part_layers::PartLayers;

@@ -1,8 +1,10 @@
 //! Transfers between the devices of a group within a step.
 
 use super::carry_gradient::CarryGradient;
+#[cfg(feature = "cube")]
+use crate::memory::client;
 use crate::nn::Carry;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, kind::Basic};
 use flash_dma_problem::AttentionError;
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -30,20 +32,35 @@ pub(super) struct Neighbours {
     received: RefCell<(Vec<Carry>, Vec<CarryGradient>)>,
 }
 
-/// A tensor on another device. Later work of this thread on the tensor's own device waits for the transfer: CubeCL would give it the
-/// memory of a tensor that is dropped while the transfer still reads it.
-pub(super) fn sent<const D: usize>(tensor: Tensor<D>, to: &Device) -> Tensor<D> {
+/// A tensor on another device: `to_device`, behind which later work of this thread on the tensor's own device waits for the transfer.
+/// CubeCL would give it the memory of a tensor that is dropped while the transfer still reads it.
+pub fn send<const D: usize, K: Basic>(tensor: Tensor<D, K>, to: &Device) -> Tensor<D, K> {
     let from = tensor.device();
     let tensor = tensor.to_device(to);
-    #[cfg(feature = "cube")]
-    if from != *to
-        && let Ok(client) = crate::memory::client(&from)
-        && client.has_device_transport()
-    {
-        client.sync_collective();
+    if from != *to && sends(&from) {
+        wait_for_transfers(&from);
     }
-    drop(from);
     tensor
+}
+
+#[cfg(feature = "cube")]
+fn wait_for_transfers(device: &Device) {
+    let client = client(device).expect("a device that sends has a client");
+    client.sync_collective();
+}
+
+#[cfg(not(feature = "cube"))]
+fn wait_for_transfers(_: &Device) {}
+
+/// True if a device sends to others itself.
+#[cfg(feature = "cube")]
+pub(super) fn sends(device: &Device) -> bool {
+    client(device).is_ok_and(|client| client.has_device_transport())
+}
+
+#[cfg(not(feature = "cube"))]
+pub(super) fn sends(_: &Device) -> bool {
+    false
 }
 
 /// Another device of the group.
@@ -117,8 +134,8 @@ impl Neighbours {
         let Carry { rows, ranks, seen } = carry();
         let _one_at_a_time = self.transfers.begin();
         let carry = Carry {
-            rows: rows.map(|rows| sent(rows, &link.device)),
-            ranks: sent(ranks, &link.device),
+            rows: rows.map(|rows| send(rows, &link.device)),
+            ranks: send(ranks, &link.device),
             seen,
         };
         link.send(give, carry)
@@ -146,9 +163,9 @@ impl Neighbours {
         } = gradient;
         let _one_at_a_time = self.transfers.begin();
         let gradient = CarryGradient {
-            rows: rows.map(|rows| sent(rows, &link.device)),
-            ranks: sent(ranks, &link.device),
-            charge: charge.map(|charge| charge.map(|sums| sent(sums, &link.device))),
+            rows: rows.map(|rows| send(rows, &link.device)),
+            ranks: send(ranks, &link.device),
+            charge: charge.map(|charge| charge.map(|sums| send(sums, &link.device))),
         };
         link.send(ask, gradient)
     }

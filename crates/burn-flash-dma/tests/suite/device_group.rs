@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_flash_dma::AttentionError;
 use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig, Selection};
-use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts};
+use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts, send};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ impl StepInParts<Model> for Step {
     type Block = DynamicMaskAttention;
 
     fn to_device(&self, device: &Device) -> Self {
-        let x = self.x.clone().to_device(device);
+        let x = send(self.x.clone(), device);
         Self { x, ..*self }
     }
 

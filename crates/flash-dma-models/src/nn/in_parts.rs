@@ -7,7 +7,7 @@ use super::loss::{Targets, check_targets};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor};
 use burn_flash_dma::AttentionError;
-use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts, try_in_parts};
+use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts, send, try_in_parts};
 use std::ops::Range;
 
 impl Decoder {
@@ -140,9 +140,9 @@ impl StepInParts<Decoder> for Step {
             weights,
         } = self.clone();
         Self {
-            tokens: tokens.to_device(device),
-            targets: targets.to_device(device),
-            weights: weights.map(|weights| weights.to_device(device)),
+            tokens: send(tokens, device),
+            targets: send(targets, device),
+            weights: weights.map(|weights| send(weights, device)),
         }
     }
 

@@ -54,7 +54,8 @@ pub struct TextTraining {
     pub evaluations: usize,
 }
 
-/// How the devices read the texts of a step. The gradients are the same, up to rounding.
+/// How the devices read the texts of a step. The gradients are the same, up to rounding. In parts and over devices, blocks keep their
+/// activations, whatever the model's configuration says: the parts are what bounds memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reading {

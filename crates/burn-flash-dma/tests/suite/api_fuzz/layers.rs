@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::nn::mha::*;
 use burn_flash_dma::nn::*;
 use burn_flash_dma::train::{
-    DeviceGroup, PartLayers, Parts, Selections, StepInParts, try_in_parts,
+    DeviceGroup, PartLayers, Parts, Selections, StepInParts, send, try_in_parts,
 };
 use burn_flash_dma::{AlibiSlopes, AttentionError, KeyRanges, TilePlan};
 use std::cell::Cell;
@@ -252,7 +252,7 @@ impl StepInParts<DynamicMaskAttention> for Alone {
     type Block = DynamicMaskAttention;
 
     fn to_device(&self, device: &Device) -> Self {
-        Self(self.0.clone().to_device(device))
+        Self(send(self.0.clone(), device))
     }
 
     fn input(
