@@ -8,7 +8,6 @@ use burn::tensor::{FloatDType, Tensor};
 use flash_dma_problem::AttentionError;
 
 /// Gradients of rows, in f32, `[batch, kv_heads, rows, ..]`.
-#[derive(Clone)]
 pub(super) struct CarryGradient {
     /// Of keys and values.
     pub rows: [Tensor<4>; 2],
@@ -19,7 +18,6 @@ pub(super) struct CarryGradient {
 }
 
 /// Sums over the keys of a head, which ranks that compete are charged by.
-#[derive(Clone)]
 pub(super) struct Charge {
     /// Of the gradients of ranks, `[batch, kv_heads, 1]`.
     gain: Tensor<3>,

@@ -6,7 +6,6 @@ use crate::memory::client;
 use crate::nn::Carry;
 use burn::tensor::{Device, Tensor, kind::Basic};
 use flash_dma_problem::AttentionError;
-use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,9 +26,6 @@ pub(super) struct Neighbours {
     after: Option<(Link, Sender<Carry>, Receiver<CarryGradient>)>,
     transfers: Transfers,
     timeout: Duration,
-    /// Rows and gradients received in this step. Their memory must not receive anything else before it has been read, which CubeCL does
-    /// not see to; in the next step it has been.
-    received: RefCell<(Vec<Carry>, Vec<CarryGradient>)>,
 }
 
 /// A tensor on another device: `to_device`, behind which later work of this thread on the tensor's own device waits for the transfer.
@@ -94,7 +90,6 @@ impl Neighbours {
             after: None,
             transfers: transfers.clone(),
             timeout,
-            received: RefCell::default(),
         };
         let mut all: Vec<_> = (0..devices.len()).map(none).collect();
         for place in 1..all.len() {
@@ -118,12 +113,13 @@ impl Neighbours {
         };
         let carry = link.receive(given, self.timeout)?;
         let (sent, own) = (carry.rows[0].dims(), none.rows[0].dims());
-        if sent != own {
-            let reason = format!("sent rows of another layer, {sent:?} in place of {own:?}");
-            return Err(group(link.place, reason));
+        match sent == own {
+            true => Ok(carry),
+            false => {
+                let reason = format!("sent rows of another layer, {sent:?} in place of {own:?}");
+                Err(group(link.place, reason))
+            }
         }
-        self.received.borrow_mut().0.push(carry.clone());
-        Ok(carry)
     }
 
     /// Sends the carry behind a layer's part, if there is a part behind it.
@@ -143,12 +139,10 @@ impl Neighbours {
 
     /// The gradient of the carry that was given last, and has not been asked for.
     pub(super) fn asked(&self) -> Result<Option<CarryGradient>, AttentionError> {
-        let Some((link, _, asked)) = &self.after else {
-            return Ok(None);
-        };
-        let gradient = link.receive(asked, self.timeout)?;
-        self.received.borrow_mut().1.push(gradient.clone());
-        Ok(Some(gradient))
+        match &self.after {
+            Some((link, _, asked)) => link.receive(asked, self.timeout).map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Sends the gradient of a carry to where it came from.
