@@ -232,15 +232,8 @@ mod tests {
     #[test]
     fn a_sequence_is_read_in_parts() {
         for (option, number) in [("part", 20), ("devices", 3)] {
-            let option_name = format!("--{option}");
-            let row = row(&[
-                "--window",
-                "8",
-                "--batch",
-                "2",
-                &option_name,
-                &number.to_string(),
-            ]);
+            let (flag, count) = (format!("--{option}"), number.to_string());
+            let row = row(&["--window", "8", "--batch", "2", &flag, &count]);
             assert_eq!(row[option], number);
             let first = row["losses"][0].as_f64().expect("a number");
             assert!((first - 256f64.ln()).abs() < 0.5, "{first}");

@@ -2,6 +2,9 @@
 //! these are a program of their own, and one run at a time.
 #![cfg(all(feature = "flex", feature = "train"))]
 
+#[macro_use]
+#[path = "it/assert.rs"]
+mod assert;
 #[expect(dead_code, reason = "the other program writes files, too")]
 #[path = "it/dir.rs"]
 mod dir;
@@ -14,14 +17,6 @@ use flash_dma_models::nn::{Activations, Decoder, DecoderConfig};
 use flash_dma_models::{FolderError, Reading, TextTraining, TrainingError};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Fails with the error's text if it is another error.
-macro_rules! assert_error {
-    ($error:expr, $($pattern:tt)+) => {{
-        let error = $error;
-        assert!(matches!(&error, $($pattern)+), "{error}");
-    }};
-}
 
 fn alone() -> MutexGuard<'static, ()> {
     static RUN: Mutex<()> = Mutex::new(());
@@ -41,6 +36,11 @@ fn training() -> TextTraining {
 
 fn text() -> Vec<u8> {
     b"it was the best of times. ".repeat(60)
+}
+
+/// A text that does not repeat soon.
+fn squares() -> Vec<u8> {
+    (0..9000u32).map(|at| (at * at % 251) as u8).collect()
 }
 
 fn parameters(model: &Decoder, dir: &Dir, name: &str) -> Vec<u8> {
@@ -84,7 +84,7 @@ fn a_run_that_goes_on_while_texts_are_short_ends_as_one_that_was_never_ended() {
 fn two_devices_share_the_texts_of_a_step() {
     let _alone = alone();
     let (dir, one, two) = (Dir::new(), vec![Device::flex()], vec![Device::flex(); 2]);
-    let text: Vec<u8> = (0..9000u32).map(|at| (at * at % 251) as u8).collect();
+    let text = squares();
     let training = training().with_batch(4).with_rate(3e-3);
     for activations in [Activations::Kept, Activations::Recomputed] {
         let mut training = training.clone();
@@ -118,7 +118,7 @@ fn two_devices_share_the_texts_of_a_step() {
 fn texts_in_parts_train_the_same() {
     let _alone = alone();
     let (dir, device) = (Dir::new(), [Device::flex()]);
-    let text: Vec<u8> = (0..9000u32).map(|at| (at * at % 251) as u8).collect();
+    let text = squares();
     let [whole, parts] = [Reading::Whole, Reading::InParts(50)].map(|reading| {
         let training = training().with_reading(reading);
         let model = training.try_run(&text, dir.path("run"), &device, |_| {});
@@ -139,7 +139,7 @@ fn texts_in_parts_train_the_same() {
 fn devices_that_have_a_part_of_every_text_train_the_same() {
     let _alone = alone();
     let dir = Dir::new();
-    let text: Vec<u8> = (0..9000u32).map(|at| (at * at % 251) as u8).collect();
+    let text = squares();
     let [whole, over] = [(Reading::Whole, 1), (Reading::OverDevices, 3)].map(|(reading, count)| {
         let (training, devices) = (
             training().with_reading(reading),

@@ -13,8 +13,8 @@ use std::ops::Range;
 every_burn!(gradients_of_the_whole);
 
 #[derive(Module, Debug)]
-struct Layers {
-    all: Vec<DynamicMaskAttention>,
+pub struct Layers {
+    pub all: Vec<DynamicMaskAttention>,
 }
 
 /// Gradients of all parameters, empty where there is none.
@@ -116,10 +116,11 @@ fn loss(out: Tensor<3>, slope: Tensor<3>) -> Tensor<1> {
     (out.cast(dtype(F32)) * slope.cast(dtype(F32))).sum()
 }
 
+/// Input of the first layer, and the gradient of the last one's output.
 #[derive(Clone)]
-struct Step {
-    x: Tensor<3>,
-    slope: Tensor<3>,
+pub struct Step {
+    pub x: Tensor<3>,
+    pub slope: Tensor<3>,
 }
 
 impl StepInParts<Layers> for Step {

@@ -1,5 +1,5 @@
 //! The parts of a training step other than attention and products, through Burn.
 
-mod in_parts;
+pub mod in_parts;
 mod step;
 mod update;

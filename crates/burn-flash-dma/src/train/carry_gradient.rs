@@ -37,6 +37,13 @@ impl CarryGradient {
             charge: self.charge,
         }
     }
+
+    /// Of all keys: the gradient of a part's own keys (`at` 0) or values (1), in the type of these `rows`.
+    pub fn of_part(&self, at: usize, rows: &Tensor<4>) -> Tensor<4> {
+        let ([_, _, all, _], [_, _, len, _]) = (self.rows[at].dims(), rows.dims());
+        let own = self.rows[at].clone().narrow(2, all - len, len);
+        own.cast(rows.dtype())
+    }
 }
 
 impl Charge {

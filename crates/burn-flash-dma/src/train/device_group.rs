@@ -38,7 +38,7 @@ pub trait StepInParts<M>: Send + Sized + 'static {
     ///
     /// # Errors
     ///
-    /// Those of the layer.
+    /// Errors of the layer.
     fn block(
         &self,
         block: &Self::Block,

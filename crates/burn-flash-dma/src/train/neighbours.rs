@@ -83,7 +83,7 @@ impl Link {
 }
 
 impl Neighbours {
-    /// Those of each device, in the order of the parts.
+    /// Links of each device, in the order of the parts.
     pub(super) fn of(devices: &[Device], transfers: &Transfers, timeout: Duration) -> Vec<Self> {
         let none = |_| Self {
             before: None,

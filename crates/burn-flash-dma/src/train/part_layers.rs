@@ -107,7 +107,7 @@ impl PartLayers {
     ///
     /// # Errors
     ///
-    /// Those of [`DynamicMaskAttention::check_in_parts`], or [`AttentionError`] if the tokens do not fit, or the device of
+    /// Errors of [`DynamicMaskAttention::check_in_parts`], or [`AttentionError`] if the tokens do not fit, or the device of
     /// another part does not answer.
     ///
     /// # Panics
@@ -257,13 +257,8 @@ impl PartLayers {
         let passes = self.layers.iter().filter_map(|layer| layer.pass.as_ref());
         let asked = passes.filter_map(|pass| Some((pass, pass.asked.as_ref()?)));
         sum(asked.flat_map(|(pass, asked)| {
-            let first = pass.given[0].dims()[2];
-            let each = asked.rows.iter().zip(&pass.pass.rows);
-            each.map(move |(asked, rows)| {
-                let [_, _, len, _] = rows.dims();
-                let asked = asked.clone().narrow(2, first, len);
-                resumed(rows.clone(), asked.cast(rows.dtype()))
-            })
+            let each = pass.pass.rows.iter().enumerate();
+            each.map(|(at, rows)| resumed(rows.clone(), asked.of_part(at, rows)))
         }))
     }
 
@@ -321,17 +316,12 @@ impl PartLayers {
 impl Pass {
     /// A zero whose backward pass gives the projections of the tokens the gradients of their leaves, and what later parts ask.
     fn resumed(&self, gradients: &mut Gradients) -> Option<Tensor<1>> {
-        let first = self.given[0].dims()[2];
         let Projected { tracked, leaves } = self.projected.as_ref().expect("leaves");
         let each = tracked.iter().zip(leaves).enumerate();
         sum(each.filter_map(|(nth, (tracked, leaf))| {
             let own = leaf.grad_remove(gradients);
             let asked = match (&self.asked, nth) {
-                (Some(asked), 1 | 2) => {
-                    let [_, _, len, _] = leaf.dims();
-                    let asked = asked.rows[nth - 1].clone().narrow(2, first, len);
-                    Some(asked.cast(leaf.dtype()))
-                }
+                (Some(asked), 1 | 2) => Some(asked.of_part(nth - 1, leaf)),
                 _ => None,
             };
             let all = own

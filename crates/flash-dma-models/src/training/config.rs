@@ -88,6 +88,11 @@ impl TextTraining {
         (evaluation * self.steps).div_ceil(self.evaluations)
     }
 
+    /// How many times shorter than at the end the texts of a step are, counted from 0.
+    pub(super) fn divisor(&self, step: usize) -> usize {
+        self.curriculum.divisor(self.tokens, step, self.steps)
+    }
+
     /// Learning rate of a step, counted from 0.
     pub(super) fn rate_at(&self, step: usize) -> f64 {
         let warm_up = self.steps.div_ceil(20);

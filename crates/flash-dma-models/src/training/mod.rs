@@ -161,8 +161,7 @@ impl TextTraining {
                 rate: self.rate,
             });
         }
-        let divisor = self.curriculum.divisor(self.tokens, 0, self.steps);
-        let tokens = self.tokens / divisor;
+        let tokens = self.tokens / self.divisor(0);
         match self.reading {
             Reading::OverDevices if devices > tokens => {
                 Err(TrainingError::Parts { devices, tokens })
@@ -236,10 +235,7 @@ impl<'a> Run<'a> {
             Reading::Whole | Reading::InParts(_) => None,
         };
         // The shortest texts have the smallest windows.
-        let divisor = training
-            .curriculum
-            .divisor(training.tokens, 0, training.steps);
-        model.clone().try_set_share(divisor)?;
+        model.clone().try_set_share(training.divisor(0))?;
         let [train, valid] = training.rows(text, folder)?;
         let loader = Loader::new(train, training.batch, training.seed, device)?;
         Ok(Self {

@@ -185,17 +185,11 @@ impl Iterator for Steps<'_> {
         });
         Some(next?.map(|batch| {
             texts.step.store(step + 1, Ordering::Relaxed);
-            let TextTraining {
-                tokens,
-                steps,
-                reading,
-                ..
-            } = *texts.training;
-            let divisor = texts.training.curriculum.divisor(tokens, step, steps);
+            let divisor = texts.training.divisor(step);
             Step {
                 batch: batch.cut(divisor),
                 divisor,
-                reading,
+                reading: texts.training.reading,
                 group: texts.group.clone(),
             }
         }))

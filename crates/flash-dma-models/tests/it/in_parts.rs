@@ -99,16 +99,21 @@ fn check(config: &DecoderConfig, documents: Option<&Documents>, parts: &[usize])
     let loss = loss.into_scalar::<f32>();
     for (how, streamed, in_parts) in streamed {
         assert!((streamed - loss).abs() < 1e-5, "{streamed}, not {loss}");
-        for ((name, whole), (_, parts)) in whole.iter().zip(in_parts) {
-            assert_eq!(whole.len(), parts.len(), "{name} {how}");
-            let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
-            let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
-            let far = far.fold(0f32, f32::max);
-            assert!(
-                far <= 2e-5 * most + 1e-9,
-                "{how}: {name}: off by {far} of {most}"
-            );
-        }
+        assert_same(&whole, &in_parts, &how);
+    }
+}
+
+/// Holds gradients to those of the whole sequence.
+fn assert_same(whole: &[(String, Vec<f32>)], parts: &[(String, Vec<f32>)], how: &str) {
+    for ((name, whole), (_, parts)) in whole.iter().zip(parts) {
+        assert_eq!(whole.len(), parts.len(), "{name} {how}");
+        let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let far = whole.iter().zip(parts).map(|(a, b)| (a - b).abs());
+        let far = far.fold(0f32, f32::max);
+        assert!(
+            far <= 2e-5 * most + 1e-9,
+            "{how}: {name}: off by {far} of {most}"
+        );
     }
 }
 
@@ -195,15 +200,12 @@ fn frozen_scores_stay_as_they_are() {
     let mut group = group(3);
     let over = model.try_loss_and_gradients_over(&mut group, tokens.clone(), targets.clone(), None);
     let in_parts = model.try_loss_and_gradients_in_parts(tokens, targets, None, 25);
-    for all in [over, in_parts] {
+    for (name, whole) in &whole {
+        assert_eq!(whole.is_empty(), name.contains("score_proj"), "{name}");
+    }
+    for (how, all) in [("over 3 devices", over), ("in parts of 25", in_parts)] {
         let (_, gradients) = all.expect("it fits");
-        for ((name, whole), (_, parts)) in whole.iter().zip(by_name(&model, &gradients)) {
-            assert_eq!(whole.is_empty(), name.contains("score_proj"), "{name}");
-            assert_eq!(whole.len(), parts.len(), "{name}");
-            let most = whole.iter().fold(0f32, |most, x| most.max(x.abs()));
-            let far = whole.iter().zip(&parts).map(|(a, b)| (a - b).abs());
-            assert!(far.fold(0f32, f32::max) <= 2e-5 * most + 1e-9, "{name}");
-        }
+        assert_same(&whole, &by_name(&model, &gradients), how);
     }
 }
 

@@ -1,13 +1,7 @@
 //! Tests of the models, their data and generation: one program, so that Burn is linked once.
 
-/// Fails with the error's text if it is another error.
-macro_rules! assert_error {
-    ($error:expr, $($pattern:tt)+) => {{
-        let error = $error;
-        assert!(matches!(&error, $($pattern)+), "{error}");
-    }};
-}
-
+#[macro_use]
+mod assert;
 mod data;
 mod dir;
 mod doge;

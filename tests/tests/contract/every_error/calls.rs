@@ -1,20 +1,20 @@
 //! Good calls through Burn, to be spoiled.
 
+use crate::training::in_parts::{self, Layers};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use burn_flash_dma::cache::{
     DynamicMaskCache, DynamicMaskCacheConfig, PagedCache, PagedCacheConfig,
 };
+use burn_flash_dma::nn::DynamicMaskAttentionConfig;
 use burn_flash_dma::nn::Selection as Keys;
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
 use burn_flash_dma::ops::{DynamicMaskOps, NormOps, OptionalFloat, RankLearning, Saved, Selection};
-use burn_flash_dma::train::{DeviceGroup, PartLayers, Parts, StepInParts};
+use burn_flash_dma::train::{DeviceGroup, Parts};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, Documents, ElementType,
     HeadEncoding, Intervals, KeyRanges, MaskedAttention, NormProblem, Problem, Selector, TilePlan,
     select, try_attention, try_dynamic_mask_attention, try_masked_attention,
 };
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -316,48 +316,9 @@ pub fn a_record_of_another_shape() -> Result<(), AttentionError> {
 /// A step that no device has the time for.
 pub fn a_group_without_time() -> Result<(), AttentionError> {
     let layer = layer().with_selection(Keys::keep(4)).init(&tracking());
-    let group = DeviceGroup::try_new(&[here()])?;
-    let mut group = group.with_timeout(Duration::ZERO);
-    let learned = group.try_gradients(&layer, &Parts::new(1, 6, 6), &Alone);
+    let layers = Layers { all: vec![layer] };
+    let mut group = DeviceGroup::try_new(&[here()])?.with_timeout(Duration::ZERO);
+    let [x, slope] = [0, 1].map(|_| Tensor::zeros([1, 6, 16], &here()));
+    let learned = group.try_gradients(&layers, &Parts::new(1, 6, 6), &in_parts::Step { x, slope });
     learned.map(drop)
-}
-
-struct Alone;
-
-impl StepInParts<DynamicMaskAttention> for Alone {
-    type Block = DynamicMaskAttention;
-
-    fn to_device(&self, _: &Device) -> Self {
-        Self
-    }
-
-    fn input(
-        &self,
-        _: &DynamicMaskAttention,
-        tokens: Range<usize>,
-    ) -> Result<Tensor<3>, AttentionError> {
-        Ok(Tensor::zeros([1, tokens.len(), 16], &tracking()))
-    }
-
-    fn blocks<'a>(&self, layer: &'a DynamicMaskAttention) -> &'a [DynamicMaskAttention] {
-        std::slice::from_ref(layer)
-    }
-
-    fn block(
-        &self,
-        layer: &DynamicMaskAttention,
-        x: Tensor<3>,
-        layers: &mut PartLayers,
-    ) -> Result<Tensor<3>, AttentionError> {
-        layers.try_attend(layer, x)
-    }
-
-    fn loss(
-        &self,
-        _: &DynamicMaskAttention,
-        _: Range<usize>,
-        x: Tensor<3>,
-    ) -> Result<Tensor<1>, AttentionError> {
-        Ok(x.sum())
-    }
 }
