@@ -6,6 +6,7 @@
 //! JSON. Times of steps are the host's, each from idle device to idle device; one more step then runs with a
 //! measurement around each kernel, to show where the time goes.
 
+mod layer;
 mod row;
 mod task;
 
@@ -19,9 +20,10 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 use burn_flash_dma::train::{AdamWConfig, optimize};
 use clap::{Args, ValueEnum};
+use layer::LayerTask;
 use row::{Memory, Profile, Row};
 use serde::Serialize;
-use task::{LayerTask, ModelTask, Task};
+use task::{ModelTask, Task};
 
 /// Times training steps of one configuration, and prints a row of JSON.
 #[derive(Args, Clone, Debug, Serialize)]
@@ -66,8 +68,8 @@ pub fn run(options: &Options) -> Result {
 }
 
 fn measured(options: &Options) -> Result<Row> {
-    if (options.part.is_some() || options.devices.is_some()) && options.what == What::Layer {
-        return Err("--part and --devices are for --what model".into());
+    if options.part.is_some() && options.what == What::Layer {
+        return Err("--part is for --what model".into());
     }
     if options.warm_up == 0 || options.model.common.runs == 0 {
         return Err("--warm-up and --runs must be at least 1".into());
@@ -75,7 +77,7 @@ fn measured(options: &Options) -> Result<Row> {
     let device = options.model.place.open()?;
     match options.what {
         What::Model => measure(ModelTask::new(options, &device)?, options, &device),
-        What::Layer => measure(LayerTask::new(options, &device), options, &device),
+        What::Layer => measure(LayerTask::new(options, &device)?, options, &device),
     }
 }
 
@@ -237,6 +239,19 @@ mod tests {
             assert_eq!(row[option], number);
             let first = row["losses"][0].as_f64().expect("a number");
             assert!((first - 256f64.ln()).abs() < 0.5, "{first}");
+        }
+    }
+
+    #[test]
+    fn devices_share_the_input_of_a_layer() {
+        let losses = |arguments: &[&str]| {
+            let row = row(&[&["--what", "layer", "--window", "8"], arguments].concat());
+            let losses: [f64; 2] = serde_json::from_value(row["losses"].clone()).unwrap();
+            losses
+        };
+        let (one, three) = (losses(&[]), losses(&["--devices", "3"]));
+        for (one, three) in one.into_iter().zip(three) {
+            assert!((one - three).abs() < 1e-6, "{one} and {three}");
         }
     }
 

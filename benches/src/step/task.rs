@@ -1,13 +1,11 @@
-//! Training tasks: the decoder, or only its attention layer.
+//! Training tasks, and that of the whole decoder.
 
 use super::Options;
 use crate::Result;
 use burn::module::Module;
-use burn::optim::GradientsParams;
-use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, TensorData};
-use burn_flash_dma::nn::{DynamicMaskAttention, DynamicMaskAttentionConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_flash_dma::train::DeviceGroup;
-use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig, cast};
+use flash_dma_models::nn::{Activations, Backward, Decoder, DecoderConfig};
 use flash_dma_reference::Rng;
 use std::num::NonZeroUsize;
 
@@ -21,6 +19,16 @@ pub trait Task {
 
     /// The loss of the next batch, and its backward pass.
     fn forward<'a>(&mut self, module: &'a Self::Module) -> (Tensor<1>, Backward<'a>);
+}
+
+/// The devices of which each reads a part of every sequence.
+pub fn group(options: &Options) -> Result<Option<DeviceGroup>> {
+    let Some(count) = options.devices else {
+        return Ok(None);
+    };
+    let devices = (0..count.get()).map(|number| options.model.place.numbered(number));
+    let group = DeviceGroup::try_new(&devices.collect::<Result<Vec<_>>>()?)?;
+    Ok(Some(group))
 }
 
 /// The language model on random bytes.
@@ -37,10 +45,6 @@ impl ModelTask {
     /// The model of the options.
     pub fn new(options: &Options, device: &Device) -> Result<Self> {
         let model = &options.model;
-        let group = options.devices.map(|count| -> Result<DeviceGroup> {
-            let devices = (0..count.get()).map(|number| model.place.numbered(number));
-            Ok(DeviceGroup::try_new(&devices.collect::<Result<Vec<_>>>()?)?)
-        });
         let activations = match options.checkpoint {
             true => Activations::Recomputed,
             false => Activations::Kept,
@@ -51,7 +55,7 @@ impl ModelTask {
             rng: Rng::new(7),
             shape: [model.batch, options.seq],
             part: options.part,
-            group: group.transpose()?,
+            group: group(options)?,
             device: device.clone(),
         })
     }
@@ -85,51 +89,5 @@ impl Task for ModelTask {
         };
         let (loss, gradients) = all.expect("layers have windows");
         (loss, Box::new(move || gradients))
-    }
-}
-
-/// One attention layer on a random input, which gets a gradient as within a model.
-pub struct LayerTask {
-    config: DynamicMaskAttentionConfig,
-    dtype: FloatDType,
-    input: Tensor<3>,
-    /// Gradient of the output.
-    slope: Tensor<3>,
-}
-
-impl LayerTask {
-    /// The layer of the options.
-    pub fn new(options: &Options, device: &Device) -> Self {
-        let model = &options.model;
-        let dtype = model.place.dtype.burn();
-        let normal = || {
-            let shape = [model.batch, options.seq, model.d_model];
-            let normal = Distribution::Normal(0.0, 1.0);
-            Tensor::<3>::random(shape, normal, device).cast(dtype)
-        };
-        Self {
-            config: model.attention(options.seq),
-            dtype,
-            input: normal(),
-            slope: normal(),
-        }
-    }
-}
-
-impl Task for LayerTask {
-    type Module = DynamicMaskAttention;
-
-    fn init(&self, device: &Device) -> DynamicMaskAttention {
-        self.config.init(device)
-    }
-
-    fn forward<'a>(&mut self, layer: &'a DynamicMaskAttention) -> (Tensor<1>, Backward<'a>) {
-        let copy = cast(layer, self.dtype);
-        let out = copy.forward(self.input.clone().autodiff().require_grad());
-        // A mean keeps the loss finite in 16 bits.
-        let loss = (out * self.slope.clone().autodiff()).mean();
-        let kept = loss.clone();
-        let backward = move || GradientsParams::from_grads(kept.backward(), layer);
-        (loss, Box::new(backward))
     }
 }

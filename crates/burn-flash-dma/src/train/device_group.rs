@@ -1,9 +1,10 @@
 //! Training on a sequence of which each device has a part, by the gradient of the whole.
 
 use super::checkpointing::{add_gradients, resumed, untracked};
-use super::neighbours::{Neighbours, Transfers, group, is_consequence, send, sends, silent};
+use super::neighbours::{Neighbours, group, is_consequence, silent};
 use super::part_layers::PartLayers;
 use super::parts::Parts;
+use super::transfer::{Transfers, send, sends};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
@@ -177,7 +178,7 @@ impl DeviceGroup {
             let job: Job = Box::new(move || {
                 let read = AssertUnwindSafe(|| {
                     let model = {
-                        let _one_at_a_time = transfers.begin();
+                        let _one_at_a_time = (device != home).then(|| transfers.begin());
                         let model = model.map(&mut Parameters { to: &device });
                         model.fork(&device.clone().autodiff())
                     };

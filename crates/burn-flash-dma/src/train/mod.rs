@@ -62,6 +62,7 @@ mod neighbours;
 mod parallel;
 mod part_layers;
 mod parts;
+mod transfer;
 
 pub use adamw::{AdamW, AdamWConfig, optimize};
 pub use checkpointing::{Checkpointed, Selections, add_gradients};
@@ -72,8 +73,8 @@ pub use in_parts::try_in_parts;
 pub use loss::{Unembedding, cross_entropy, linear_cross_entropy, sum_losses, token_losses};
 #[cfg(feature = "train")]
 pub use metric::{Measure, SelectionInput, SelectionMetric};
-pub use neighbours::send;
 #[cfg(feature = "train")]
 pub use parallel::data_parallel;
 pub use part_layers::PartLayers;
 pub use parts::Parts;
+pub use transfer::send;

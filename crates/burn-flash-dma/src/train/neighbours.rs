@@ -1,24 +1,12 @@
 //! Transfers between the devices of a group within a step.
 
 use super::carry_gradient::CarryGradient;
-#[cfg(feature = "cube")]
-use crate::memory::client;
+use super::transfer::{Transfers, send};
 use crate::nn::Carry;
-use burn::tensor::{Device, Tensor, kind::Basic};
+use burn::tensor::Device;
 use flash_dma_problem::AttentionError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// Transfers are queued one at a time: two devices that sent to each other in different orders would wait for ever.
-#[derive(Clone, Default)]
-pub(super) struct Transfers(Arc<Mutex<()>>);
-
-impl Transfers {
-    pub(super) fn begin(&self) -> MutexGuard<'_, ()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A device's links to those of the parts before and behind its own.
 pub(super) struct Neighbours {
@@ -26,37 +14,6 @@ pub(super) struct Neighbours {
     after: Option<(Link, Sender<Carry>, Receiver<CarryGradient>)>,
     transfers: Transfers,
     timeout: Duration,
-}
-
-/// A tensor on another device: `to_device`, behind which later work of this thread on the tensor's own device waits for the transfer.
-/// CubeCL would give it the memory of a tensor that is dropped while the transfer still reads it.
-pub fn send<const D: usize, K: Basic>(tensor: Tensor<D, K>, to: &Device) -> Tensor<D, K> {
-    let from = tensor.device();
-    let tensor = tensor.to_device(to);
-    if from != *to && sends(&from) {
-        wait_for_transfers(&from);
-    }
-    tensor
-}
-
-#[cfg(feature = "cube")]
-fn wait_for_transfers(device: &Device) {
-    let client = client(device).expect("a device that sends has a client");
-    client.sync_collective();
-}
-
-#[cfg(not(feature = "cube"))]
-fn wait_for_transfers(_: &Device) {}
-
-/// True if a device sends to others itself.
-#[cfg(feature = "cube")]
-pub(super) fn sends(device: &Device) -> bool {
-    client(device).is_ok_and(|client| client.has_device_transport())
-}
-
-#[cfg(not(feature = "cube"))]
-pub(super) fn sends(_: &Device) -> bool {
-    false
 }
 
 /// Another device of the group.

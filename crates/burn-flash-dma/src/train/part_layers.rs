@@ -181,7 +181,9 @@ impl PartLayers {
         let [q, k, v] = layer.try_project_part(&x, seen)?;
         let documents = self.documents();
         if !has_graph {
-            let carry = Carry { rows, ranks, seen };
+            // Ranks that autodiff tracked would have a graph, which it keeps until the next backward pass.
+            let [q, k, v] = [q, k, v].map(Tensor::without_autodiff);
+            let (x, carry) = (x.without_autodiff(), Carry { rows, ranks, seen });
             let pass = layer.try_select_part(x, [k, v], &carry, documents, None)?;
             let out = layer.try_attend_part(q, &pass)?;
             let state = &mut self.layers[nth];
@@ -217,6 +219,9 @@ impl PartLayers {
         x: Tensor<3>,
     ) -> Result<Tensor<3>, AttentionError> {
         let none = layer.try_carry(&x, self.tokens)?;
+        // Before the carry: all devices do this at the same time.
+        let tracked = layer.try_project_part(&x, self.documents().start())?;
+        let leaves = (tracked.clone()).map(|tensor| leaf(tensor.without_autodiff()));
         let Carry { rows, ranks, seen } = self.neighbours().carry(none)?;
         let given = rows.map(leaf);
         let carry = Carry {
@@ -224,8 +229,6 @@ impl PartLayers {
             ranks,
             seen,
         };
-        let tracked = layer.try_project_part(&x, seen)?;
-        let leaves = (tracked.clone()).map(|tensor| leaf(tensor.without_autodiff()));
         let documents = self.documents();
         let [q, k, v] = leaves.clone();
         let pass = layer.try_select_part(x, [k, v], &carry, documents, None)?;

@@ -30,6 +30,17 @@ impl Parts {
         Self::of(batch, ranges.map(|start| start..end(start)).collect())
     }
 
+    /// So many parts of each of `batch` sequences of `len` tokens, each as long as the others or a token longer.
+    ///
+    /// # Panics
+    ///
+    /// If there is no part or no sequence, or fewer tokens than parts.
+    #[must_use]
+    pub fn even(batch: usize, len: usize, parts: usize) -> Self {
+        let lengths: Vec<_> = (0..parts).map(|part| (len + part) / parts).collect();
+        Self::of_lengths(batch, &lengths)
+    }
+
     /// Parts of these numbers of tokens, in this order, of each of `batch` sequences.
     ///
     /// # Panics

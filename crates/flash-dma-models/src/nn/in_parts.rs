@@ -76,24 +76,14 @@ impl Decoder {
             let what = format!("sequences of {len} tokens on {devices} devices");
             return Err(AttentionError::Unsupported { what });
         }
-        let lengths: Vec<_> = (0..devices)
-            .map(|device| (len + device) / devices)
-            .collect();
-        let (step, parts) = cut(input, targets, weights, |[batch, _]| {
-            Parts::of_lengths(batch, &lengths)
+        let (step, parts) = cut(input, targets, weights, |[batch, len]| {
+            Parts::even(batch, len, devices)
         })?;
-        group.try_gradients(&self.without_rotary_tables(), &parts, &step)
-    }
-
-    /// The model with a rotary table of one position: a device computes the angles of its own positions, which takes less than to
-    /// send it the table of all.
-    fn without_rotary_tables(&self) -> Self {
         let mut model = self.clone();
-        let layers = model.blocks.iter_mut().map(|block| &mut block.attention);
-        for rope in layers.filter_map(|layer| layer.rope.as_mut()) {
-            rope.freq_complex = rope.freq_complex.clone().narrow(0, 0, 1);
+        for block in &mut model.blocks {
+            block.attention = block.attention.without_rotary_table();
         }
-        model
+        group.try_gradients(&model, &parts, &step)
     }
 }
 

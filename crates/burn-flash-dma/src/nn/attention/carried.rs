@@ -54,6 +54,11 @@ impl PartDocuments {
         }
     }
 
+    /// First token of the part.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
     /// The documents of the rows of a carry and the part behind them: rows that no document of the part continues are one of
     /// their own.
     fn behind(&self, rows: usize) -> Documents {
@@ -187,6 +192,17 @@ impl DynamicMaskAttention {
         }
     }
 
+    /// The layer with a rotary table of one position, to be sent to a device: the device computes the angles of its part's
+    /// positions, which takes less than to send it the table of all.
+    #[must_use]
+    pub fn without_rotary_table(&self) -> Self {
+        let mut layer = self.clone();
+        if let Some(rope) = &mut layer.rope {
+            rope.freq_complex = rope.freq_complex.clone().narrow(0, 0, 1);
+        }
+        layer
+    }
+
     /// An empty carry for tokens like these, of sequences of `len` tokens in all.
     pub(crate) fn try_carry(&self, x: &Tensor<3>, len: usize) -> Result<Carry, AttentionError> {
         self.check_tokens(x)?;
@@ -243,9 +259,14 @@ impl DynamicMaskAttention {
         let scores = self.scores_of_part(&x, &v, carry.seen, learns)?;
         let ranks = with_sinks(scores, documents, rule.sinks);
         let ranks = Tensor::cat(vec![carry.ranks.clone(), ranks], 2);
+        // What learns is selected of ranks that autodiff tracks, with a graph or without.
+        let tracked = match learns {
+            Learns::Nothing => ranks.clone(),
+            _ => ranks.clone().autodiff().set_require_grad(true),
+        };
         let is_tracked = has_graph && learns != Learns::Nothing;
         let all = match is_tracked {
-            true => ranks.clone().autodiff().set_require_grad(true),
+            true => tracked.clone(),
             false => ranks.clone(),
         };
         let selection = match given {
@@ -253,7 +274,7 @@ impl DynamicMaskAttention {
             None => {
                 let selector = self.part_selector(window, rule);
                 let selector = selector.documents(documents.behind(rows));
-                let intervals = selector.try_select(all.clone())?.for_last_queries();
+                let intervals = selector.try_select(tracked)?.for_last_queries();
                 let from = documents.open_from(rows, &ranks.device());
                 let live = LiveKeys::new(last_ends(&intervals), rule.recent, rows, Some(from));
                 PartSelection { intervals, live }
