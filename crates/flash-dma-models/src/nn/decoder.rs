@@ -4,6 +4,7 @@ use super::block::{DecoderBlock, DecoderBlockConfig};
 use super::expect;
 use super::feed_forward::FeedForwardConfig;
 use super::input::TokenInput;
+use super::normalised;
 use super::stack::{Stack, whole_model};
 use burn::config::Config;
 use burn::module::{Initializer, Module};
@@ -249,7 +250,7 @@ impl Decoder {
             seen.push(match layer.options().keep_window {
                 None => None,
                 Some(_) => {
-                    let input = sequences.input(norm.forward(x.clone()));
+                    let input = sequences.input(normalised(norm, x.clone())?);
                     let intervals = layer.try_selection(input.clone())?;
                     Some((intervals, layer.try_scores(input)?))
                 }

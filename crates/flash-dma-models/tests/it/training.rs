@@ -72,6 +72,20 @@ fn sixteen_bit_activations_train_f32_parameters() {
 }
 
 #[test]
+fn a_model_of_sixteen_bits_shows_its_selections() {
+    let config = config().with_dtype(FloatDType::BF16);
+    let model = config.init(&Device::flex());
+    let [inputs, _] = batch();
+    let shape = inputs.dims();
+    let selections = model.try_selections(inputs).expect("it fits");
+    assert_eq!(selections.len(), config.layers);
+    for (intervals, scores) in selections.into_iter().flatten() {
+        assert_eq!(intervals.tensor().dims()[2], shape[1]);
+        assert_eq!(scores.dims()[2], shape[1]);
+    }
+}
+
+#[test]
 fn short_texts_have_as_large_a_share_of_the_keys_in_the_layers_that_choose() {
     let mut config = config()
         .with_local_window(Some(5))
