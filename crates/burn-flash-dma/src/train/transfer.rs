@@ -29,7 +29,7 @@ impl Transfers {
 /// be written by later.
 pub fn send<const D: usize, K: Basic>(tensor: Tensor<D, K>, to: &Device) -> Tensor<D, K> {
     let from = tensor.device();
-    if from == *to || !sends(&from) {
+    if from == *to || !(sends(&from) && sends(to)) {
         return tensor.to_device(to);
     }
     transfers_wait(to);
