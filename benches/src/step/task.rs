@@ -1,4 +1,4 @@
-//! Training tasks, and that of the whole decoder.
+//! A training task: the interface, and that of the whole decoder.
 
 use super::Options;
 use crate::Result;
