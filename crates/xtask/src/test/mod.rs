@@ -1,6 +1,8 @@
 //! `cargo xtask test`: checks before a merge, in two commands.
 
+mod lanes;
 mod programs;
+mod summary;
 mod times;
 
 pub use programs::run as run_programs;
@@ -9,6 +11,7 @@ use crate::process::{
     Result, cargo, linting, read_file, root, run as run_command, switch, target_dir,
 };
 use crate::{book, codegen, new_crate, release, setup, tidy, tools};
+use std::collections::HashSet;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -70,7 +73,15 @@ const FULL_STEPS: [Step; 8] = [
 
 const LAB: [&str; 2] = ["--manifest-path", "lab/Cargo.toml"];
 
-const TESTS: [&str; 3] = ["test", "--workspace", "--no-fail-fast"];
+/// The `cargo test` of a workspace, with further options.
+fn tests(workspace: &'static [&'static str]) -> impl Fn(&[&str]) -> Command + Sync {
+    move |options| {
+        let mut command = linting(["test", "--workspace", "--no-fail-fast"]);
+        command.args(workspace).args(options);
+        command.arg("--target-dir").arg(target_dir());
+        command
+    }
+}
 
 /// Both workspaces: the second one's own step comes half an hour later.
 fn format() -> Result {
@@ -79,13 +90,14 @@ fn format() -> Result {
 }
 
 fn tests_but_long() -> Result {
-    programs::run(without(&mut linting(TESTS), &long_names()?))
+    let long = long_names()?;
+    lanes::run(tests(&[]), |name| !long.contains(name), true).map(drop)
 }
 
 fn long_tests() -> Result {
-    let names = long_names()?;
-    let ran = programs::run_counted(alone(&mut linting(TESTS), &names))?;
-    match names.len() {
+    let long = long_names()?;
+    let ran = lanes::run(tests(&[]), |name| long.contains(name), false)?;
+    match long.len() {
         named if named == ran => Ok(()),
         named => Err(format!(
             "tests/long.txt names {named} tests, of which {ran} exist"
@@ -93,23 +105,14 @@ fn long_tests() -> Result {
     }
 }
 
-fn long_names() -> Result<Vec<String>> {
+fn long_names() -> Result<HashSet<String>> {
     Ok(names(&read_file(&root().join("tests/long.txt"))?))
 }
 
-fn names(text: &str) -> Vec<String> {
+fn names(text: &str) -> HashSet<String> {
     let lines = text.lines().map(str::trim);
     let names = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
     names.map(str::to_owned).collect()
-}
-
-fn without<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
-    tests.args(["--", "--exact"]);
-    tests.args(names.iter().flat_map(|name| ["--skip", name]))
-}
-
-fn alone<'a>(tests: &'a mut Command, names: &[String]) -> &'a mut Command {
-    tests.args(["--tests", "--", "--exact"]).args(names)
 }
 
 fn dependencies() -> Result {
@@ -133,9 +136,7 @@ fn reports() -> Result {
 
 /// Checks the research workspace. Its libraries are built anew, with fewer features than the main one's.
 fn lab() -> Result {
-    let mut tests = linting(TESTS);
-    tests.args(LAB).arg("--target-dir").arg(target_dir());
-    programs::run(&mut tests)
+    lanes::run(tests(&LAB), |_| true, true).map(drop)
 }
 
 /// Runs all steps, or with `--full` the other ones, even after a failure, and prints the time of each. The error
@@ -187,7 +188,6 @@ fn run_steps(steps: &[Step]) -> Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::shown;
 
     #[test]
     fn steps_after_a_failure_run_and_every_failure_is_told() {
@@ -217,14 +217,8 @@ mod tests {
     }
 
     #[test]
-    fn every_test_is_in_one_of_the_two_commands() {
+    fn names_of_long_tests_are_read() {
         let names = names("# Why.\n\na::b\n  c\n");
-        assert_eq!(names, ["a::b", "c"]);
-        let shown =
-            |command: &mut Command| shown(command).split_once(" test ").unwrap().1.to_owned();
-        let others = shown(without(cargo(["test"]).arg("--workspace"), &names));
-        assert_eq!(others, "--workspace -- --exact --skip a::b --skip c");
-        let these = shown(alone(cargo(["test"]).arg("--workspace"), &names));
-        assert_eq!(these, "--workspace --tests -- --exact a::b c");
+        assert_eq!(names, ["a::b", "c"].map(str::to_owned).into());
     }
 }
