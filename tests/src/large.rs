@@ -5,7 +5,7 @@ use crate::engine::skip;
 use crate::engines::buffers::{Output, contiguous};
 use crate::engines::kernels::{Kernels, Ran, Target, planned};
 use cubecl::prelude::*;
-use flash_dma_kernels as engine;
+use flash_dma_kernels::{self as engine, Backward as _, Forward as _};
 use flash_dma_problem::ElementType::{self, F32};
 use flash_dma_problem::{Problem, memory::Passes};
 use flash_dma_reference::Rng;
@@ -182,8 +182,8 @@ impl<T: Target> Kernels<T> {
         let inputs = engine::Inputs { q, k, v, selection };
 
         let forwarded = Ran::new(p, true, |shape, element| self.unwritten(shape, element));
-        let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
-        engine::forward::plan_on(kind, client, p, &inputs)
+        let kind = Self::forced(planned(&p.plan_forward(client, &inputs, None)));
+        p.plan_forward(client, &inputs, Some(kind))
             .and_then(|plan| plan.run(forwarded.outputs()))
             .expect("a forward pass");
         let saved = forwarded.saved(grad_out, None);
@@ -197,8 +197,8 @@ impl<T: Target> Kernels<T> {
             scores: grad_scores.as_ref().map(Output::binding),
             rank: None,
         };
-        let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));
-        engine::backward::plan_on(kind, client, p, &inputs, &saved)
+        let kind = Self::forced(planned(&p.plan_backward(client, &inputs, &saved, None)));
+        p.plan_backward(client, &inputs, &saved, Some(kind))
             .and_then(|plan| plan.run(grads))
             .expect("a backward pass");
 

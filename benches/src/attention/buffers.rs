@@ -5,7 +5,7 @@ use crate::tensor::{Tensor, normal};
 use cubecl::client::Client;
 use flash_dma_kernels::internals::{Tuning, forward_tuned, list_all};
 use flash_dma_kernels::{
-    Engine, Gradients, Inputs, Outputs, RankLearning, Saved, Selection, backward, forward, select,
+    Backward, Engine, Forward, Gradients, Inputs, Outputs, RankLearning, Saved, Selection, select,
 };
 use flash_dma_problem::{Interval, Problem};
 use flash_dma_reference::Rng;
@@ -122,10 +122,13 @@ impl Buffers {
         };
         let (inputs, saved) = (buffers.inputs(), buffers.saved());
         buffers.engine = engine.unwrap_or_else(|| {
-            forward::plan(client, &problem, &inputs).map_or(Engine::Portable, |plan| plan.engine())
+            problem
+                .plan_forward(client, &inputs, None)
+                .map_or(Engine::Portable, |plan| plan.engine())
         });
         buffers.backward_engine = backward_engine.unwrap_or_else(|| {
-            backward::plan(client, &problem, &inputs, &saved)
+            problem
+                .plan_backward(client, &inputs, &saved, None)
                 .map_or(Engine::Portable, |plan| plan.engine())
         });
         buffers
@@ -238,7 +241,8 @@ impl Buffers {
                 .map(Tensor::binding),
             rank: runners_up.map(|runners_up| runners_up.grad_rank.binding()),
         };
-        backward::plan_on(self.backward_engine, client, &problem, &inputs, &saved)
+        problem
+            .plan_backward(client, &inputs, &saved, Some(self.backward_engine))
             .and_then(|plan| plan.run(grads))
             .expect("a problem that the engine serves");
     }

@@ -6,8 +6,8 @@ use crate::device::sync;
 use crate::tensor::Tensor;
 use cubecl::client::Client;
 use flash_dma_kernels::{
-    AttentionOptions, Dropout, ElementType, Engine, MaskBits, MaskedGradients, MaskedInputs,
-    MaskedProblem, Outputs, Saved, backward, forward, plan, plan_ranges,
+    AttentionOptions, Backward, Dropout, ElementType, Engine, Forward, MaskBits, MaskedGradients,
+    MaskedInputs, MaskedProblem, Outputs, Saved, plan, plan_ranges,
 };
 use flash_dma_reference::Rng;
 use half::bf16;
@@ -136,8 +136,12 @@ impl Calls {
     /// Each phase of the case with its engine.
     pub fn phases(&self, client: &Client) -> Vec<(&'static str, &'static str, Call)> {
         let (problem, inputs) = (&self.problem, &self.inputs);
-        let forward = forward::plan(client, problem, inputs).expect("a valid call");
-        let backward = backward::plan(client, problem, inputs, &self.saved).expect("a valid call");
+        let forward = problem
+            .plan_forward(client, inputs, None)
+            .expect("a valid call");
+        let backward = problem
+            .plan_backward(client, inputs, &self.saved, None)
+            .expect("a valid call");
         let mut phases: Vec<(_, _, Call)> = Vec::new();
         if self.mask.is_some() {
             phases.push(("plan", "portable", Self::plan));
@@ -191,7 +195,8 @@ impl Calls {
             outputs.residual = Some(self.residual.binding());
             outputs.lse_rest = Some(self.lse_rest.binding());
         }
-        forward::plan(client, &self.problem, &self.inputs)
+        (self.problem)
+            .plan_forward(client, &self.inputs, None)
             .and_then(|plan| plan.run(outputs))
             .expect("a valid call");
     }
@@ -202,7 +207,8 @@ impl Calls {
             residual: RESIDUAL.then(|| self.residual.binding()),
             ..self.saved.clone()
         };
-        backward::plan(client, &self.problem, &self.inputs, &saved)
+        (self.problem)
+            .plan_backward(client, &self.inputs, &saved, None)
             .and_then(|plan| plan.run(self.grads.clone()))
             .expect("a valid call");
     }

@@ -33,11 +33,9 @@
 //!   its counterpart over another sequence;
 //! - [`nn::mha`]: Burn's multi-head attention, for models that use it; [`nn::MaskedAttentionLayer`]: a layer under
 //!   any mask;
-//! - [`flash_dma_attention`]: attention with scores computed from the values, `dt_proj` and `a`;
-//! - [`dynamic_mask_attention`]: attention with any scores; [`attention`]: without scores;
-//! - [`masked_attention`]: attention under any mask and bias;
-//! - [`Attention`] and [`MaskedAttention`]: builders that also return the LSE, and take a selection or a mask that
-//!   several calls share;
+//! - [`dynamic_mask_attention`]: attention with any scores, such as the paper's, [`zoh_scores`];
+//! - [`Attention`]: a builder of attention with scores or without, which also returns the LSE, and takes a selection
+//!   that several calls share; [`MaskedAttention`]: one under any mask and bias;
 //! - [`PackedAttention`]: documents packed one after another, by cumulative lengths; [`Documents`]: documents and
 //!   padding for every other call;
 //! - [`split_qkv`] and [`split_kv`]: q, k and v from one packed tensor; [`merge_attention`]: merges parts over
@@ -117,7 +115,7 @@ pub use flash_dma_problem::{
     MaskedProblem, NormProblem, OWN_OUTPUT_WEIGHT, PlanGeometry, Problem, Rotary, ScoreRole,
     SelectionRule, TensorName, cost,
 };
-pub use functions::attention::Attention;
+pub use functions::attention::{Attention, dynamic_mask_attention, try_dynamic_mask_attention};
 pub use functions::gating::{swiglu, swiglu_linear, try_swiglu, try_swiglu_linear};
 pub use functions::inspection::IntervalStats;
 pub use functions::masked::MaskedAttention;
@@ -133,10 +131,6 @@ pub use functions::qkv::{
 pub use functions::scores::{linear_scores, try_linear_scores, try_zoh_scores, zoh_scores};
 pub use functions::selection::{Intervals, sliding_window, try_sliding_window};
 pub use functions::selector::{Selector, Window, select, try_select};
-pub use functions::shorthand::{
-    attention, dynamic_mask_attention, flash_dma_attention, masked_attention, try_attention,
-    try_dynamic_mask_attention, try_flash_dma_attention, try_masked_attention,
-};
 pub use functions::sink::{learnable_sink, try_learnable_sink};
 pub use functions::state;
 pub use mask::{AttentionMask, BlockRule, KeyRanges, TilePlan};

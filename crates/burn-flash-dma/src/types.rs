@@ -168,30 +168,42 @@ pub enum OptionalInt<B: Backend> {
     Some(IntTensor<B>),
 }
 
-/// The results of the forward pass that the backward pass needs.
+/// The results that are wanted of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// `out` and `lse`. Under autodiff `lse` is a constant.
+    Out,
+    /// `out` and `lse`, which is differentiable under autodiff.
+    OutAndLse,
+    /// All that a backward pass needs. Autodiff wants it of the backend below; under autodiff itself every result is a
+    /// constant.
+    Saved,
+}
+
+/// The results of a forward pass.
 #[derive(ExtensionType, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct Forwarded<B: Backend> {
-    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`.
+    /// `[batch, q_heads, q_len, head_dim]`, the element type of `q`, in any memory layout.
     pub out: FloatTensor<B>,
-    /// See [`tensors::Outputs::residual`]; present exactly if `out` has 16 bits.
+    /// See [`tensors::Outputs::residual`]; present exactly if it is [wanted](Wanted::Saved) and `out` has 16 bits.
     #[extension_type]
     pub residual: OptionalFloat<B>,
     /// `[batch, q_heads, q_len]`, f32.
     pub lse: FloatTensor<B>,
-    /// See [`tensors::Outputs::lse_rest`].
-    pub lse_rest: FloatTensor<B>,
+    /// See [`tensors::Outputs::lse_rest`]; present exactly if it is [wanted](Wanted::Saved).
+    #[extension_type]
+    pub lse_rest: OptionalFloat<B>,
 }
 
 #[cfg(any(feature = "autodiff", feature = "cube", feature = "flex"))]
 impl<B: Backend> Forwarded<B> {
-    /// Of the outputs of a pass that a backward pass follows.
     pub(crate) fn from_tensors(outputs: tensors::Outputs<FloatTensor<B>>) -> Self {
         Self {
             out: outputs.out,
             residual: OptionalFloat::from_option(outputs.residual),
             lse: outputs.lse,
-            lse_rest: outputs.lse_rest.expect("it is written for a backward pass"),
+            lse_rest: OptionalFloat::from_option(outputs.lse_rest),
         }
     }
 
@@ -201,7 +213,7 @@ impl<B: Backend> Forwarded<B> {
             out: self.out,
             residual: self.residual.into_option(),
             lse: self.lse,
-            lse_rest: Some(self.lse_rest),
+            lse_rest: self.lse_rest.into_option(),
         }
     }
 }

@@ -1,18 +1,18 @@
 //! CubeCL kernels of dynamic-mask attention: selection, forward, backward and decoding. Independent of Burn.
 //!
-//! Every pass is planned and then run: `forward::plan(&client, &problem, &inputs)?.run(outputs)?`. The [`Plan`] knows
+//! Every pass is planned and then run: `problem.plan_forward(&client, &inputs, None)?.run(outputs)?`. The [`Plan`] knows
 //! the engine and the memory that the pass needs.
 #![warn(missing_docs)]
 
 mod alibi;
 mod args;
-pub mod backward;
+mod backward;
 #[cfg(feature = "codegen")]
 pub mod codegen;
 pub mod decode;
 mod dropout;
 mod finite;
-pub mod forward;
+mod forward;
 mod gating;
 mod host;
 #[cfg(feature = "internals")]
@@ -38,6 +38,7 @@ mod vectors;
 mod zoh;
 
 pub use args::{Gradients, Inputs, Outputs, RankLearning, Saved, Selection};
+pub use backward::Backward;
 pub use decode::append::{append, append_pages};
 pub use decode::args::{Cache, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens};
 pub use decode::chunk::chunk_keys;
@@ -47,6 +48,7 @@ pub use flash_dma_problem::{
     NormProblem, Obstacle, PassKind, PassedOver, PlanGeometry, Problem, Rotary, SQUARE_SUMS,
     ScoreRole, SelectionRule, Storage, contiguous_strides, memory::Passes,
 };
+pub use forward::Forward;
 pub use gating::{SwigluGradients, swiglu, swiglu_backward};
 pub use host::engine::{ENGINE_VARIABLE, Engine};
 pub use host::faults::check;

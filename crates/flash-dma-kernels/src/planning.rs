@@ -2,15 +2,15 @@
 
 use crate::args::{Inputs, RankLearning, Saved, Selection};
 use crate::select::select_workspace;
-use crate::{backward, contiguous_strides, forward};
+use crate::{Backward, Forward, contiguous_strides};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::memory::{self, Passes};
 use flash_dma_problem::{AttentionError, Problem};
 
 /// The bytes that the passes of a problem take on the device of `client`, all tensors contiguous and held at once: the
-/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`], [`forward::plan`] and, with a
-/// backward pass, [`backward::plan`]. The client's pool rounds the sizes of buffers up and may hold more.
+/// [tensors](memory::tensor_bytes), and the greatest workspace of [`select_workspace`],
+/// [`Forward::plan_forward`] and, with a backward pass, [`Backward::plan_backward`]. The client's pool rounds the sizes of buffers up and may hold more.
 ///
 /// # Errors
 ///
@@ -26,11 +26,11 @@ pub fn required_bytes(
         true => select_workspace(client, problem.scores_shape(), problem.window),
         false => 0,
     };
-    let forward = forward::plan(client, problem, &inputs)?;
+    let forward = problem.plan_forward(client, &inputs, None)?;
     let mut workspace = selecting.max(forward.workspace_bytes());
     if passes != Passes::Forward {
         let saved = rows.saved(problem);
-        let backward = backward::plan(client, problem, &inputs, &saved)?;
+        let backward = problem.plan_backward(client, &inputs, &saved, None)?;
         workspace = workspace.max(backward.workspace_bytes());
     }
     let tensors = usize::try_from(memory::tensor_bytes(problem, passes)).unwrap_or(usize::MAX);

@@ -37,7 +37,7 @@ pub fn engines(client: &Client) -> Result<Vec<Engine>, AttentionError> {
 ///
 /// # Errors
 ///
-/// The errors of [`forward::plan`](crate::forward::plan) and [`backward::plan`](crate::backward::plan).
+/// The errors of [`Forward::plan_forward`](crate::forward::Forward::plan_forward) and [`Backward::plan_backward`].
 pub fn engine_for<P: Reported>(
     client: &Client,
     problem: &P,

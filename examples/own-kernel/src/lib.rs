@@ -8,7 +8,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 use flash_dma_kernels::internals::tiles::{Blueprint, Kernel};
 use flash_dma_kernels::internals::{Layout, check_tensor, elem_type, vector_size};
-use flash_dma_kernels::{AttentionError, Inputs, Outputs, Problem, Selection, forward, select};
+use flash_dma_kernels::{AttentionError, Forward, Inputs, Outputs, Problem, Selection, select};
 use flash_dma_problem::{TensorName, check_grid};
 use flash_dma_reference::{self as reference, Exact};
 use raw_kernels::{Kind, empty};
@@ -23,7 +23,8 @@ pub fn forward_pass(
     select(client, selection.scores, p.window, selection.intervals)?;
     let out = empty(client, &p.q_shape(), Kind::Element(p.element));
     let lse = empty(client, &p.lse_shape(), Kind::F32);
-    forward::plan(client, &p, &inputs)?.run(Outputs::new(out, lse.clone()))?;
+    p.plan_forward(client, &inputs, None)?
+        .run(Outputs::new(out, lse.clone()))?;
     Ok((inputs, lse))
 }
 

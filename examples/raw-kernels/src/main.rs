@@ -13,8 +13,8 @@ use check::Oracle;
 use cubecl::Device;
 use cubecl::client::Client;
 use flash_dma_kernels::{
-    AttentionError, AttentionOptions, ElementType, Gradients, Outputs, Problem, Saved, Selection,
-    backward, forward, select,
+    AttentionError, AttentionOptions, Backward, ElementType, Forward, Gradients, Outputs, Problem,
+    Saved, Selection, select,
 };
 use raw_kernels::{Kind, download, empty, inputs, time, upload};
 use std::error::Error;
@@ -79,7 +79,7 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
     let out = empty(client, &problem.q_shape(), typed);
     let [lse, lse_rest] = [(); 2].map(|()| empty(client, &problem.lse_shape(), Kind::F32));
     timed(client, "forward", || {
-        forward::plan(client, &problem, &inputs)?.run(Outputs {
+        problem.plan_forward(client, &inputs, None)?.run(Outputs {
             lse_rest: Some(lse_rest.clone()),
             ..Outputs::new(out.clone(), lse.clone())
         })
@@ -108,7 +108,9 @@ fn run(client: &Client, element: ElementType) -> Result<(), Box<dyn Error>> {
         rank: None,
     };
     timed(client, "backward", || {
-        backward::plan(client, &problem, &inputs, &saved)?.run(grads.clone())
+        problem
+            .plan_backward(client, &inputs, &saved, None)?
+            .run(grads.clone())
     })?;
     oracle.check_backward([
         &download(client, grads.q, typed),

@@ -8,8 +8,8 @@ use crate::{Layout, Outputs, Raw};
 use cubecl::prelude::TensorBinding;
 use flash_dma_kernels::internals::decode_tuned;
 use flash_dma_kernels::{
-    Cache, CacheShape, ChunkOutputs, Pages, Slots, StepInputs, StepOutputs, Tokens, append,
-    append_pages, chunk_keys, decode, forward, select,
+    Cache, CacheShape, ChunkOutputs, Forward, Pages, Slots, StepInputs, StepOutputs, Tokens,
+    append, append_pages, chunk_keys, decode, select,
 };
 use flash_dma_problem::{Appending, MAX_DECODE_TOKENS, Problem, ScoreRole};
 use flash_dma_reference::{Inputs, compose::attended};
@@ -248,7 +248,7 @@ impl<'a, T: Target> Held<'a, T> {
         };
         let out = kernels.output(&q, s.element, 0);
         let lse = kernels.output(&q[..3], F32, 0);
-        let plan = forward::plan(client, &attention, &given);
+        let plan = attention.plan_forward(client, &given, None);
         ran(Pass::Decode, planned(&plan));
         let outputs = flash_dma_kernels::Outputs::new(out.binding(), lse.binding());
         plan.and_then(|plan| plan.run(outputs))

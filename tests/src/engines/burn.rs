@@ -5,7 +5,7 @@ use crate::{Call, Competing, Engine, Gradients, Outputs, Passes, Raw, Refused, S
 use burn::backend::Dispatch;
 use burn::tensor::kind::Basic;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData};
-use burn_flash_dma::ops::{DynamicMaskOps, OptionalInt, RankLearning, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, OptionalInt, RankLearning, Selection, Wanted};
 use burn_flash_dma::{Attention, Documents, Intervals, Selector, try_learnable_sink, try_select};
 use flash_dma_problem::{AttentionOptions, ElementType, Interval, KeptKeys, SelectionRule};
 use std::marker::PhantomData;
@@ -191,7 +191,9 @@ impl Tensors {
             scores: scores.into_dispatch(),
         };
         let [q, k, v] = self.rows.clone().map(Tensor::into_dispatch);
-        let (out, lse) = Dispatch::dynamic_mask_forward_with_lse(q, k, v, selection, *p);
+        let wanted = Wanted::OutAndLse;
+        let results = Dispatch::dynamic_mask_forward(q, k, v, selection, *p, wanted);
+        let [out, lse] = [results.out, results.lse];
         (Tensor::from_dispatch(out), Tensor::from_dispatch(lse))
     }
 }

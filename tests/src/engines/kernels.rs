@@ -8,8 +8,8 @@ use cubecl::ir::features::TypeUsage;
 use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::TensorBinding;
 use cubecl::server::{CopyDescriptor, Handle};
-use flash_dma_kernels as engine;
 use flash_dma_kernels::product::{self, Choice, Operands};
+use flash_dma_kernels::{self as engine, Backward as _, Forward as _};
 use flash_dma_problem::{AttentionError, ElementType, Interval, KeptKeys, Problem};
 use std::marker::PhantomData;
 
@@ -263,9 +263,9 @@ impl<T: Target> Kernels<T> {
     fn run_forward(&self, call: &Call, for_backward: bool) -> Result<Ran, Refused> {
         let (client, p, inputs) = (&self.client, &call.problem, self.inputs(call));
         let ran = Ran::new(p, for_backward, |shape, e| self.result(call, shape, e));
-        let plan = engine::forward::plan(client, p, &inputs);
+        let plan = p.plan_forward(client, &inputs, None);
         let plan = on_engine_of::<T, _>(Pass::Forward, p, plan, |engine| {
-            engine::forward::plan_on(engine, client, p, &inputs)
+            p.plan_forward(client, &inputs, Some(engine))
         });
         self.run(plan, ran)
     }
@@ -424,9 +424,9 @@ impl<T: Target> Engine for Kernels<T> {
             scores: scores.as_ref().map(Output::binding),
             rank: rank.as_ref().map(Output::binding),
         };
-        let plan = engine::backward::plan(client, p, &inputs, &saved);
+        let plan = p.plan_backward(client, &inputs, &saved, None);
         let plan = on_engine_of::<T, _>(Pass::Backward, p, plan, |engine| {
-            engine::backward::plan_on(engine, client, p, &inputs, &saved)
+            p.plan_backward(client, &inputs, &saved, Some(engine))
         });
         plan.and_then(|plan| plan.run(gradients)).map_err(|error| {
             let all = [&q, &k, &v].into_iter().chain(&scores).chain(&rank);

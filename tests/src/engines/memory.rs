@@ -2,7 +2,7 @@
 
 use super::kernels::{Kernels, Ran, Target, planned};
 use flash_dma_kernels::internals::{Peak, peak_of};
-use flash_dma_kernels::{self as engine, Engine as Kind};
+use flash_dma_kernels::{self as engine, Backward as _, Engine as Kind, Forward as _};
 use flash_dma_problem::ElementType::F32;
 use flash_dma_problem::Problem;
 
@@ -74,14 +74,17 @@ impl<T: Target> Kernels<T> {
             scores: p.scores_learn.then_some(grad_scores),
             rank: None,
         };
-        let kind = Self::forced(planned(&engine::forward::plan(client, p, &inputs)));
-        let plan = || engine::forward::plan_on(kind, client, p, &inputs).expect("a plan");
+        let kind = Self::forced(planned(&p.plan_forward(client, &inputs, None)));
+        let plan = || p.plan_forward(client, &inputs, Some(kind)).expect("a plan");
         watch(Called::Forward, plan().workspace_bytes(), &|| {
             let result = plan().run(forwarded.outputs());
             result.expect("a forward pass");
         });
-        let kind = Self::forced(planned(&engine::backward::plan(client, p, &inputs, &saved)));
-        let plan = || engine::backward::plan_on(kind, client, p, &inputs, &saved).expect("a plan");
+        let kind = Self::forced(planned(&p.plan_backward(client, &inputs, &saved, None)));
+        let plan = || {
+            p.plan_backward(client, &inputs, &saved, Some(kind))
+                .expect("a plan")
+        };
         watch(Called::Backward, plan().workspace_bytes(), &|| {
             plan().run(grads.clone()).expect("a backward pass");
         });
@@ -103,8 +106,10 @@ impl<T: Target> Kernels<T> {
                 rank: Some(rank),
                 ..grads.clone()
             };
-            let plan =
-                || engine::backward::plan_on(kind, client, p, &inputs, &saved).expect("a plan");
+            let plan = || {
+                p.plan_backward(client, &inputs, &saved, Some(kind))
+                    .expect("a plan")
+            };
             watch(Called::Ranked, plan().workspace_bytes(), &|| {
                 plan().run(grads.clone()).expect("a backward pass");
             });

@@ -5,9 +5,8 @@ use crate::engines::Pass;
 use crate::engines::buffers::{Output, binding};
 use crate::engines::kernels::{Kernels, Ran, Target, planned, ran};
 use crate::{Gradients, Outputs, Passes, Raw, Refused};
-use flash_dma_kernels::backward::Backward;
-use flash_dma_kernels::forward::Forward;
 use flash_dma_kernels::{self as engine, MaskBits, Plan};
+use flash_dma_kernels::{Backward, Forward};
 use flash_dma_problem::{AttentionError, ElementType};
 
 /// The size and the stride of each axis except that of the elements.

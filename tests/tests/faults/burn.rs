@@ -3,7 +3,7 @@
 #![cfg(any(feature = "cpu", feature = "cuda"))]
 
 use burn::tensor::{DType, Tensor};
-use burn_flash_dma::attention;
+use burn_flash_dma::Attention;
 use flash_dma_tests::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -38,7 +38,7 @@ fn memory_that_runs_out<B: Backend>(burn: &Burn<B>) {
     for call in 0..40 {
         let text = failure(|| {
             let q = row().expand([1, 1 << 10, 1 << 30, 256]);
-            attention(q, row(), row(), AttentionOptions::new())
+            Attention::new(q, row(), row()).forward()
         });
         let named = text.contains("attention's forward pass failed on the device");
         assert!(named || call >= 32, "{call}: {text}");

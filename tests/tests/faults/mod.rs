@@ -7,7 +7,7 @@ mod burn;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use flash_dma_kernels::{self as engine, Inputs, Saved, check};
+use flash_dma_kernels::{self as engine, Backward as _, Forward as _, Inputs, Saved, check};
 use flash_dma_tests::engines::{binding, contiguous};
 use flash_dma_tests::prelude::*;
 
@@ -176,7 +176,7 @@ fn memory_that_runs_out_in_a_backward_pass<T: Target>(kernels: &Kernels<T>) {
         rank: None,
     };
     let inputs = inputs(client, &p);
-    let plan = engine::backward::plan(client, &p, &inputs, &saved);
+    let plan = p.plan_backward(client, &inputs, &saved, None);
     let result = plan.and_then(|plan| plan.run(gradients));
     assert_ran_out(client, "attention's backward pass", &result, &results);
     Case::new(9, 7).check(kernels);
@@ -188,10 +188,11 @@ fn forward(
     inputs: &Inputs,
     [out, lse]: &[Handle; 2],
 ) -> Result<(), AttentionError> {
-    engine::forward::plan(client, p, inputs)?.run(engine::Outputs::new(
-        contiguous(out, &p.q_shape()),
-        contiguous(lse, &p.lse_shape()),
-    ))
+    p.plan_forward(client, inputs, None)?
+        .run(engine::Outputs::new(
+            contiguous(out, &p.q_shape()),
+            contiguous(lse, &p.lse_shape()),
+        ))
 }
 
 /// Attention over a q that `spoil` was to write.

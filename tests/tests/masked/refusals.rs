@@ -228,7 +228,7 @@ fn shapes_that_do_not_broadcast<B: Backend>(burn: &Burn<B>) {
 #[test]
 fn tensors_of_two_devices_are_refused() {
     use burn::tensor::{Bool, Device, Tensor};
-    use burn_flash_dma::{AttentionMask, MaskedAttention, TilePlan, try_masked_attention};
+    use burn_flash_dma::{AttentionMask, MaskedAttention, TilePlan};
     let (here, there) = (Device::flex(), Device::cpu());
     let rows = |device| {
         [[1, 2, 5, 8], [1, 1, 7, 8], [1, 1, 7, 8]].map(|shape| Tensor::<4>::zeros(shape, device))
@@ -241,12 +241,18 @@ fn tensors_of_two_devices_are_refused() {
     for (device, other) in [(&here, &there), (&there, &here)] {
         let is = |name, error| assert_eq!(error, Error::Device { tensor: name });
         let [q, k, v] = rows(device);
-        let result = try_masked_attention(q, k, v, Some(mask(other)), None, options);
+        let result = MaskedAttention::new(q, k, v)
+            .mask(mask(other))
+            .options(options)
+            .try_forward();
         is(Name::Mask, result.unwrap_err());
         let [q, k, v] = rows(device);
         let zeros = burn::tensor::TensorData::new(vec![0f32; 7], [1, 1, 1, 7]);
         let bias = Tensor::from_data(zeros, other);
-        let result = try_masked_attention(q, k, v, None, Some(bias), options);
+        let result = MaskedAttention::new(q, k, v)
+            .bias(bias)
+            .options(options)
+            .try_forward();
         is(Name::Bias, result.unwrap_err());
         let [q, k, v] = rows(device);
         let plan = TilePlan::new(mask(other), [5, 7], true);

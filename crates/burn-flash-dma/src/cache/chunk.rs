@@ -1,7 +1,7 @@
 //! Attention of more tokens than a decode step takes, as a forward pass over the cache's keys.
 
 use crate::ops::attention::DynamicMaskOps;
-use crate::types::{OptionalFloat, PageMap, PageTensors, RankLearning, Selection};
+use crate::types::{OptionalFloat, PageMap, PageTensors, RankLearning, Selection, Wanted};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{FloatDType, Shape, Slice, TensorData};
@@ -63,9 +63,9 @@ pub(super) fn attend_pages<B: DynamicMaskOps>(
         let q = B::float_slice(q.clone(), &[Slice::from(batch..batch + 1)]);
         let shape = [1, q_heads, tokens, dim];
         let one = forward_problem(&problem.cache, shape, len, &options);
-        let (out, lse) = B::dynamic_mask_forward(q, k, v, selection, one);
-        outs.push(out);
-        lses.push(lse);
+        let results = B::dynamic_mask_forward(q, k, v, selection, one, Wanted::Out);
+        outs.push(results.out);
+        lses.push(results.lse);
     }
     (B::float_cat(outs, 0), B::float_cat(lses, 0))
 }

@@ -7,7 +7,7 @@ use super::tokens::{Rows, check_support, plain};
 use crate::functions::composition::compose;
 use crate::ops::attention::DynamicMaskOps;
 use crate::ops::cache::CacheOps;
-use crate::types::{ChunkKeys, OptionalFloat, RankLearning, Selection, SlotTensors};
+use crate::types::{ChunkKeys, OptionalFloat, RankLearning, Selection, SlotTensors, Wanted};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -216,7 +216,9 @@ impl DynamicMaskCache {
             intervals,
             learning: RankLearning::None,
         };
-        Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole)
+        let wanted = Wanted::Out;
+        let results = Dispatch::dynamic_mask_forward(q, keys.k, keys.v, selection, whole, wanted);
+        (results.out, results.lse)
     }
 
     twin! {

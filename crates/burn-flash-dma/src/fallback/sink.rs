@@ -10,12 +10,13 @@ use burn::tensor::{DType, Shape};
 
 /// See
 /// [`DynamicMaskOps::dynamic_mask_forward_with_sink`](crate::ops::DynamicMaskOps::dynamic_mask_forward_with_sink):
-/// results over all logits from those over the keys.
+/// results over all logits from those over the keys, of which all are wanted.
 pub fn with_sink<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> Forwarded<B> {
     let element = results.out.dtype();
     let bools = bool_dtype::<B>(&results.lse.device());
     let out = unrounded::<B>(results.out, results.residual);
-    let [lse, rest, logits] = [results.lse, results.lse_rest, per_head::<B>(logits)];
+    let rest = results.lse_rest.into_option().expect("it was wanted");
+    let (lse, logits) = (results.lse, per_head::<B>(logits));
     let [batch, heads, rows] = lse.shape().dims();
     let logits = B::float_expand(logits, lse.shape());
     let above = B::float_add(B::float_sub(lse.clone(), logits.clone()), rest.clone());
@@ -33,7 +34,7 @@ pub fn with_sink<B: Backend>(results: Forwarded<B>, logits: FloatTensor<B>) -> F
         out,
         residual,
         lse,
-        lse_rest,
+        lse_rest: OptionalFloat::Some(lse_rest),
     }
 }
 

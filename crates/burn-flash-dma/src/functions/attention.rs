@@ -7,7 +7,7 @@ use super::state::{AllKeys, ScoredKeys, SelectedKeys};
 use crate::engines;
 use crate::ops::attention::DynamicMaskOps;
 use crate::spans::span;
-use crate::types::{RankLearning, Selection};
+use crate::types::{Forwarded, RankLearning, Selection, Wanted};
 use crate::validate::{is_tracked, rows_element, same_device, scores_as_f32, supported, tracked};
 use burn::backend::Dispatch;
 use burn::backend::tensor::FloatTensor;
@@ -15,8 +15,39 @@ use burn::tensor::{DType, Device, Tensor};
 use flash_dma_problem::{AttentionError, AttentionOptions, Problem, TensorName};
 use std::marker::PhantomData;
 
-/// A call of attention, with scores or without: the options of [`attention`](crate::attention()) and
-/// [`dynamic_mask_attention`](crate::dynamic_mask_attention()), in any combination.
+twin! {
+    /// Dynamic-mask attention: every query attends to the `options.keep_window` visible keys of greatest score, and
+    /// each logit gets its key's score. [`Attention`] has the formula, the shapes and the types, and more: the LSE,
+    /// given intervals, and attention without scores.
+    pub fn dynamic_mask_attention(
+        q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scores: Tensor<3>, options: AttentionOptions
+    ) -> Tensor<4> = try_dynamic_mask_attention;
+}
+
+/// Like [`dynamic_mask_attention`], but returns the error.
+///
+/// # Errors
+///
+/// [`AttentionError`] if the shapes, element types, devices or options do not fit; nothing is computed then.
+pub fn try_dynamic_mask_attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    scores: Tensor<3>,
+    options: AttentionOptions,
+) -> Result<Tensor<4>, AttentionError> {
+    let call = Attention::<ScoredKeys> {
+        rows: [q, k, v],
+        scores: Some(scores),
+        intervals: None,
+        options,
+        state: PhantomData,
+    };
+    let results = call.run(wanting(Wanted::Out))?;
+    Ok(Tensor::from_dispatch(results.out))
+}
+
+/// A call of attention, with scores or without.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
@@ -139,8 +170,8 @@ impl<S> Attention<S> {
     /// shape, device or window, or the intervals use recent keys, sinks or documents and this call numbers positions
     /// differently; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
-        let (out, _) = self.run(Dispatch::dynamic_mask_forward)?;
-        Ok(Tensor::from_dispatch(out))
+        let results = self.run(wanting(Wanted::Out))?;
+        Ok(Tensor::from_dispatch(results.out))
     }
 
     twin! {
@@ -155,7 +186,8 @@ impl<S> Attention<S> {
     ///
     /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        let (out, lse) = self.run(Dispatch::dynamic_mask_forward_with_lse)?;
+        let results = self.run(wanting(Wanted::OutAndLse))?;
+        let [out, lse] = [results.out, results.lse];
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 
@@ -193,7 +225,7 @@ impl<S> Attention<S> {
     /// Rounding error of the output in 16 bits, as autodiff keeps it; `None` for f32. Not differentiable.
     #[cfg(feature = "testing")]
     pub(crate) fn try_residual(self) -> Result<Option<Tensor<4>>, AttentionError> {
-        let results = self.run(Dispatch::dynamic_mask_forward_with_residual)?;
+        let results = self.run(wanting(Wanted::Saved))?;
         Ok(results.residual.into_option().map(Tensor::from_dispatch))
     }
 
@@ -282,3 +314,12 @@ impl<S> Attention<S> {
 }
 
 type Rows = FloatTensor<Dispatch>;
+
+/// The operation of a call without a sink.
+fn wanting(
+    wanted: Wanted,
+) -> impl FnOnce(Rows, Rows, Rows, Selection<Dispatch>, Problem) -> Forwarded<Dispatch> {
+    move |q, k, v, selection, problem| {
+        Dispatch::dynamic_mask_forward(q, k, v, selection, problem, wanted)
+    }
+}

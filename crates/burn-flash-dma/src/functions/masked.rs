@@ -6,16 +6,14 @@ use crate::mask::plan::TilePlan;
 use crate::mask::polarity::AttentionMask;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::spans::span;
-use crate::types::{Masking, OptionalFloat, OptionalPlan};
+use crate::types::{Masking, OptionalFloat, OptionalPlan, Wanted};
 use crate::validate::{element_type, is_tracked, rows_element, same_device, supported, tracked};
 use burn::backend::Dispatch;
-use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 use flash_dma_problem::{AttentionError, AttentionOptions, MaskedProblem, TensorName};
 use std::marker::PhantomData;
 
-/// A call of attention under a mask and a bias: [`masked_attention`](crate::masked_attention()) plus LSE and plans,
-/// in any combination.
+/// A call of attention under a mask and a bias.
 ///
 /// | tensor | shape | type |
 /// |---|---|---|
@@ -132,7 +130,7 @@ impl<M> MaskedAttention<M> {
     /// [`AttentionError`] if the shapes, element types, devices or options do not fit, or the plan has other lengths,
     /// other causal masking or another device; nothing is computed then.
     pub fn try_forward(self) -> Result<Tensor<4>, AttentionError> {
-        Ok(self.run(Dispatch::masked_attention_forward)?.0)
+        Ok(self.run(Wanted::Out)?.0)
     }
 
     twin! {
@@ -147,7 +145,7 @@ impl<M> MaskedAttention<M> {
     ///
     /// See [`try_forward`](Self::try_forward).
     pub fn try_forward_with_lse(self) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
-        self.run(Dispatch::masked_attention_forward_with_lse)
+        self.run(Wanted::OutAndLse)
     }
 
     /// The call after its checks, and its problem. Nothing has been computed.
@@ -185,7 +183,7 @@ impl<M> MaskedAttention<M> {
         Ok((self, problem))
     }
 
-    fn run(self, operation: Operation) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
+    fn run(self, wanted: Wanted) -> Result<(Tensor<4>, Tensor<3>), AttentionError> {
         let _span = span!("masked_attention");
         let (call, problem) = self.checked()?;
         let plan = match (call.mask, problem.plan) {
@@ -201,7 +199,8 @@ impl<M> MaskedAttention<M> {
             },
             bias: OptionalFloat::from_option(call.bias.map(|bias| bias.into_dispatch())),
         };
-        let (out, lse) = operation(q, k, v, masking, problem);
+        let results = Dispatch::masked_attention_forward(q, k, v, masking, problem, wanted);
+        let [out, lse] = [results.out, results.lse];
         Ok((Tensor::from_dispatch(out), Tensor::from_dispatch(lse)))
     }
 }
@@ -214,7 +213,3 @@ pub(crate) enum Mask {
     Tensor(AttentionMask),
     Plan(TilePlan),
 }
-
-type Float = FloatTensor<Dispatch>;
-
-type Operation = fn(Float, Float, Float, Masking<Dispatch>, MaskedProblem) -> (Float, Float);

@@ -1,4 +1,4 @@
-//! The functions on `Tensor`: builders, and shorthands of them.
+//! The functions on `Tensor`: most of them builders.
 
 pub(crate) mod attention;
 pub(crate) mod composition;
@@ -16,6 +16,5 @@ pub(crate) mod qkv;
 pub(crate) mod scores;
 pub(crate) mod selection;
 pub(crate) mod selector;
-pub(crate) mod shorthand;
 pub(crate) mod sink;
 pub mod state;

@@ -1,7 +1,7 @@
 //! Dynamic-mask attention.
 
 use crate::fallback::sink;
-use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
+use crate::types::{AttentionGrads, Forwarded, Saved, Selection, Wanted};
 #[cfg(feature = "fusion")]
 use crate::types::{
     AttentionGradsMetadata, ForwardedMetadata, OptionalFloatMetadata, RankLearningMetadata,
@@ -37,43 +37,20 @@ pub trait DynamicMaskOps: Backend {
     })]
     fn dynamic_mask_select(scores: FloatTensor<Self>, kept: KeptKeys) -> IntTensor<Self>;
 
-    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and in any memory layout, and `lse`
-    /// `[batch, q_heads, q_len]` in f32. Under autodiff `lse` is a constant.
-    #[fusion(meta = |q, _k, _v, _selection, problem| (q.clone(), lse(problem)))]
+    /// Attention over the selected keys.
+    #[fusion(meta = |q, _k, _v, _selection, problem, wanted| forwarded(q, problem, *wanted))]
     fn dynamic_mask_forward(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
         #[extension_type] selection: Selection<Self>,
         problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`dynamic_mask_forward`](Self::dynamic_mask_forward) with the residual of `out` and the rest of `lse`, for a
-    /// backward pass; autodiff calls this one. Under autodiff itself every result is a constant.
-    #[fusion(meta = |q, _k, _v, _selection, problem| forwarded(q, problem))]
-    fn dynamic_mask_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        #[extension_type] selection: Selection<Self>,
-        problem: Problem,
+        wanted: Wanted,
     ) -> Forwarded<Self>;
 
-    /// [`dynamic_mask_forward`](Self::dynamic_mask_forward) with an `lse` that is differentiable under autodiff.
-    #[fusion(default)]
-    fn dynamic_mask_forward_with_lse(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        #[extension_type] selection: Selection<Self>,
-        problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        Self::dynamic_mask_forward(q, k, v, selection, problem)
-    }
-
-    /// [`dynamic_mask_forward_with_lse`](Self::dynamic_mask_forward_with_lse) with one more logit per query head in
-    /// the softmax, `logits` `[q_heads]` (f32), that has no value. `out`, `lse` and the gains of runners-up include
-    /// it.
+    /// `out` and `lse` of [`dynamic_mask_forward`](Self::dynamic_mask_forward), both differentiable, with one more logit
+    /// per query head in the softmax, `logits` `[q_heads]` (f32), that has no value. They and the gains of runners-up
+    /// include it.
     #[fusion(default)]
     fn dynamic_mask_forward_with_sink(
         q: FloatTensor<Self>,
@@ -83,7 +60,7 @@ pub trait DynamicMaskOps: Backend {
         #[extension_type] selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let results = Self::dynamic_mask_forward_with_residual(q, k, v, selection, problem);
+        let results = Self::dynamic_mask_forward(q, k, v, selection, problem, Wanted::Saved);
         let Forwarded { out, lse, .. } = sink::with_sink::<Self>(results, logits);
         (out, lse)
     }
@@ -104,20 +81,17 @@ pub trait DynamicMaskOps: Backend {
 }
 
 #[cfg(feature = "fusion")]
-fn lse(problem: &Problem) -> TensorSpec {
-    TensorSpec::new(problem.lse_shape().into(), DType::F32)
-}
-
-#[cfg(feature = "fusion")]
-pub(super) fn forwarded(q: &TensorSpec, problem: &Problem) -> ForwardedMetadata {
+pub(super) fn forwarded(q: &TensorSpec, problem: &Problem, wanted: Wanted) -> ForwardedMetadata {
+    let saved = |spec: Option<TensorSpec>| match spec.filter(|_| wanted == Wanted::Saved) {
+        None => OptionalFloatMetadata::None,
+        Some(spec) => OptionalFloatMetadata::Some(spec),
+    };
+    let lse = TensorSpec::new(problem.lse_shape().into(), DType::F32);
     ForwardedMetadata {
         out: q.clone(),
-        residual: match problem.residual_shape() {
-            None => OptionalFloatMetadata::None,
-            Some(_) => OptionalFloatMetadata::Some(q.clone()),
-        },
-        lse: lse(problem),
-        lse_rest: lse(problem),
+        residual: saved(problem.residual_shape().map(|_| q.clone())),
+        lse: lse.clone(),
+        lse_rest: saved(Some(lse)),
     }
 }
 

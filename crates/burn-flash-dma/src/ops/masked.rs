@@ -2,7 +2,7 @@
 
 #[cfg(feature = "fusion")]
 use super::attention::forwarded;
-use crate::types::{Forwarded, MaskedGrads, Masking, PlanTensors, Saved};
+use crate::types::{Forwarded, MaskedGrads, Masking, PlanTensors, Saved, Wanted};
 #[cfg(feature = "fusion")]
 use crate::types::{MaskedGradsMetadata, OptionalFloatMetadata, PlanTensorsMetadata};
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
@@ -38,11 +38,9 @@ pub trait MaskedAttentionOps: Backend {
         geometry: PlanGeometry,
     ) -> PlanTensors<Self>;
 
-    /// `out` `[batch, q_heads, q_len, head_dim]` in the type of `q` and `lse` `[batch, q_heads, q_len]` in
-    /// f32. Under autodiff `lse` is a constant.
-    #[fusion(meta = |q, _k, _v, _masking, problem| {
-        let results = forwarded(q, &problem.attention);
-        (results.out, results.lse)
+    /// Attention over the keys that the mask shows.
+    #[fusion(meta = |q, _k, _v, _masking, problem, wanted| {
+        forwarded(q, &problem.attention, *wanted)
     })]
     fn masked_attention_forward(
         q: FloatTensor<Self>,
@@ -50,31 +48,8 @@ pub trait MaskedAttentionOps: Backend {
         v: FloatTensor<Self>,
         #[extension_type] masking: Masking<Self>,
         problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// [`masked_attention_forward`](Self::masked_attention_forward) with the residual of `out` and the rest of `lse`,
-    /// for a backward pass; autodiff calls this one. Under autodiff itself every result is a constant.
-    #[fusion(meta = |q, _k, _v, _masking, problem| forwarded(q, &problem.attention))]
-    fn masked_attention_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        #[extension_type] masking: Masking<Self>,
-        problem: MaskedProblem,
+        wanted: Wanted,
     ) -> Forwarded<Self>;
-
-    /// [`masked_attention_forward`](Self::masked_attention_forward) with an `lse` that is differentiable under
-    /// autodiff.
-    #[fusion(default)]
-    fn masked_attention_forward_with_lse(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        #[extension_type] masking: Masking<Self>,
-        problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        Self::masked_attention_forward(q, k, v, masking, problem)
-    }
 
     /// Gradients of the inputs; of the bias only if `bias_gradient`. Under autodiff a tracked input or gradient
     /// panics with the text of [`AttentionError::SecondOrder`](crate::AttentionError::SecondOrder).

@@ -179,7 +179,7 @@ impl Tensors {
     pub fn attend(&self, options: AttentionOptions) -> Tensor<4> {
         let Self { q, k, v, scores } = self.clone();
         match scores {
-            None => burn_flash_dma::attention(q, k, v, options),
+            None => Attention::new(q, k, v).options(options).forward(),
             Some(z) => burn_flash_dma::dynamic_mask_attention(q, k, v, z, options),
         }
     }

@@ -5,9 +5,9 @@ use crate::layer::{self, Groups, tokens as features};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::activation::softmax;
 use burn::tensor::{DType, Device, Int, Tensor};
+use burn_flash_dma::Attention;
 use burn_flash_dma::nn::{DynamicMaskAttentionConfig, QkNorm, Rope};
 use burn_flash_dma::testing::{CausalError, Change, Leak, assert_causal, try_assert_causal};
-use burn_flash_dma::{AttentionOptions, attention};
 
 fn config() -> DynamicMaskAttentionConfig {
     layer::config()
@@ -56,7 +56,9 @@ fn causal_layers_pass_in_16_bits() {
         let model = |x: Tensor<3>| {
             let heads = |x: Tensor<3>| x.reshape([2, 70, 4, 8]).swap_dims(1, 2);
             let x = heads(x);
-            attention(x.clone(), x.clone(), x, AttentionOptions::new()).swap_dims(1, 2)
+            Attention::new(x.clone(), x.clone(), x)
+                .forward()
+                .swap_dims(1, 2)
         };
         assert_causal(model, input(70).cast(dtype), 2e-2);
     }

@@ -7,8 +7,8 @@ use crate::case::{
 use crate::values::oracle_intervals;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::{
-    AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges, MaskedAttention,
-    TensorName, TilePlan, masked_attention, select, split_heads, split_qkv, try_attention,
+    Attention, AttentionError, AttentionMask, AttentionOptions, ElementType, KeyRanges,
+    MaskedAttention, TensorName, TilePlan, select, split_heads, split_qkv,
     try_dynamic_mask_attention,
 };
 use cubecl::logging::{
@@ -102,7 +102,10 @@ fn tensors_of_two_devices_are_refused() {
     let Tensors { q, k, v, .. } = case.tensors(&Device::flex());
     let other = case.tensors(&Device::cpu());
     let tensor = TensorName::Key;
-    let error = try_attention(q.clone(), other.k, v.clone(), options).unwrap_err();
+    let error = Attention::new(q.clone(), other.k, v.clone())
+        .options(options)
+        .try_forward()
+        .unwrap_err();
     assert_eq!(error, AttentionError::Device { tensor });
     let (tensor, scores) = (TensorName::Scores, other.scores.unwrap());
     let error = try_dynamic_mask_attention(q, k, v, scores, options).unwrap_err();
@@ -161,7 +164,7 @@ fn biases_of_16_bits() {
             let bias = narrow.clone().cast(dtype).detach().require_grad();
             let (q, k, v) = (q.clone(), k.clone(), v.clone());
             let repeated = Some(bias.clone().expand(wide));
-            let out = masked_attention(q, k, v, None, repeated, AttentionOptions::new());
+            let out = MaskedAttention::new(q, k, v).bias(repeated).forward();
             let grads = out.clone().powi_scalar(2).sum().backward();
             let grad = bias.grad(&grads).unwrap();
             assert_eq!((grad.dims(), grad.dtype()), (shape, dtype));
@@ -210,7 +213,9 @@ fn parts_of_a_packed_tensor_are_not_copied() {
     let gradient = |read_again: bool| {
         launches(&|| {
             let [q, k, v] = split_qkv(qkv.clone());
-            let out = try_attention(q, k.clone(), v, AttentionOptions::new()).expect("they fit");
+            let out = Attention::new(q, k.clone(), v)
+                .try_forward()
+                .expect("they fit");
             let mut loss = out.sum();
             if read_again {
                 loss = loss + k.sum();
@@ -237,7 +242,10 @@ fn parts_of_a_product_are_not_copied() {
     let kernels = launches(&|| {
         let parts = split_heads(x.clone(), [4, 2, 2]);
         let [q, k, v] = parts.map(|part| part.swap_dims(1, 2));
-        try_attention(q, k, v, options).expect("they fit")
+        Attention::new(q, k, v)
+            .options(options)
+            .try_forward()
+            .expect("they fit")
     });
     // The next operation reads the result.
     let first = kernels.split(' ').next().unwrap_or_default();

@@ -55,7 +55,7 @@ impl StepInParts<Model> for Step {
             return Err(AttentionError::Unsupported { what });
         }
         if self.fails(&tokens, Fault::Sleeps) {
-            std::thread::sleep(Duration::from_secs(3));
+            std::thread::sleep(Duration::from_secs(60));
         }
         let x = self.x.clone().narrow(1, tokens.start, tokens.len());
         Ok(x.autodiff() * model.scale.val().unsqueeze())
@@ -172,7 +172,8 @@ fn a_device_that_does_not_answer_is_given_up() {
         let lost = group.try_gradients(&model, &parts(), &step(Fault::Sleeps, at));
         let lost = lost.map(drop).expect_err("a device sleeps").to_string();
         assert!(lost.ends_with("did not answer within 0.5 s"), "{lost}");
-        assert!(begin.elapsed() < Duration::from_secs(2));
+        // Long before it answers, on a busy machine as well.
+        assert!(begin.elapsed() < Duration::from_secs(30));
         // Its thread may be busy for ever.
         let later = group.try_gradients(&model, &parts(), &step(Fault::None, 0));
         let later = later.map(drop).expect_err("a device is lost").to_string();

@@ -4,7 +4,7 @@ use crate::case::{refused, refused_as};
 use burn::tensor::{DType, Device, Tensor};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionOptions, TensorName, dynamic_mask_attention, select,
-    try_attention, try_dynamic_mask_attention, try_flash_dma_attention, try_select, try_zoh_scores,
+    try_dynamic_mask_attention, try_select, try_zoh_scores,
 };
 
 fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
@@ -92,7 +92,9 @@ fn wrong_options_are_refused() {
         refused(attend(|_, _, _, _| {}, options), kind);
     }
     let q = zeros([2, 4, 5, 8]);
-    let out = try_attention(q.clone(), q.clone(), q, options.with_keep_window(3));
+    let out = Attention::new(q.clone(), q.clone(), q)
+        .options(options.with_keep_window(3))
+        .try_forward();
     refused(out, "WindowWithoutScores");
     refused(try_select(zeros([2, 2, 7]), 0), "ZeroWindow");
 }
@@ -129,10 +131,8 @@ fn wrong_parameters_of_the_scores_are_refused() {
     refused_as(scores, "dt_proj must have size 16 on axis 1, but has 8");
     let scores = try_zoh_scores(v.clone(), zeros([2, 16]), zeros([4]));
     refused_as(scores, "a must have size 2 on axis 0, but has 4");
-    let options = AttentionOptions::new();
-    let q = zeros([2, 4, 7, 8]);
-    let out = try_flash_dma_attention(q, v.clone(), v, zeros([4, 16]), zeros([2]), options);
-    refused(out, "Shape");
+    let scores = try_zoh_scores(v, zeros([4, 16]), zeros([2]));
+    refused(scores, "Shape");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use crate::case::{Case, ELEMENTS, Tensors, cases, close, grad, loss, tensor, values};
 use burn::tensor::{Device, Tensor};
-use burn_flash_dma::{AttentionOptions, ElementType, flash_dma_attention, zoh_scores};
+use burn_flash_dma::{AttentionOptions, ElementType, dynamic_mask_attention, zoh_scores};
 use flash_dma_reference::generate::Scores;
 
 const ALL: [bool; 4] = [true; 4];
@@ -150,7 +150,7 @@ fn a_tensor_in_several_roles_sums_its_gradients() {
 
 /// v reaches the output directly and through the scores.
 #[test]
-fn flash_dma_attention_adds_both_paths_of_the_values() {
+fn scores_of_the_values_add_both_paths_of_the_values() {
     let device = Device::flex().autodiff();
     let case = sample();
     let p = *case.problem();
@@ -161,7 +161,8 @@ fn flash_dma_attention_adds_both_paths_of_the_values() {
     let a: Tensor<1> = Tensor::from_floats([-0.5, 0.75], &device).require_grad();
     let t = case.tensors(&device).track(ALL);
     let (q, k, v) = (t.q.clone(), t.k.clone(), t.v.clone());
-    let out = flash_dma_attention(q, k, v, dt_proj.clone(), a.clone(), case.options);
+    let scores = zoh_scores(v.clone(), dt_proj.clone(), a.clone());
+    let out = dynamic_mask_attention(q, k, v, scores, case.options);
     let grads = loss(out, case.grad_out(&device)).backward();
 
     // By hand: the scores as a leaf, then their gradient through the ZOH alone.

@@ -5,7 +5,6 @@ use crate::case::{dtype, random, refused, refused_as, values};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use burn_flash_dma::{
     AttentionError, AttentionMask, AttentionOptions, ElementType, MaskedAttention, TilePlan,
-    masked_attention, try_masked_attention,
 };
 
 const SIZES: [usize; 6] = [2, 4, 2, 19, 70, 8];
@@ -27,7 +26,10 @@ fn a_plan_serves_as_its_mask_does_and_both_polarities_agree() {
     let options = AttentionOptions::new();
     let mask = shown([1, 2, 19, 70], &device);
     let attend = |mask| {
-        let out = masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options);
+        let out = MaskedAttention::new(q.clone(), k.clone(), v.clone())
+            .mask(mask)
+            .options(options)
+            .forward();
         values(out)
     };
     let visible = attend(AttentionMask::visible(mask.clone()));
@@ -62,7 +64,10 @@ fn a_query_that_is_shown_one_key_has_its_value() {
         AttentionMask::hidden(first.bool_not()),
     ] {
         let options = AttentionOptions::new();
-        let out = masked_attention(q.clone(), k.clone(), v.clone(), Some(mask), None, options);
+        let out = MaskedAttention::new(q.clone(), k.clone(), v.clone())
+            .mask(mask)
+            .options(options)
+            .forward();
         for (row, out) in values(out).chunks(dim).enumerate() {
             let (sequence, head) = (row / q_len / q_heads, row / q_len % q_heads);
             let kv_head = sequence * kv_heads + head / (q_heads / kv_heads);
@@ -114,7 +119,10 @@ fn whatever_is_tracked_gets_the_same_gradient() {
         });
         let [q, k, v, bias] = tensors.clone();
         let mask = AttentionMask::visible(mask.clone());
-        let out = masked_attention(q, k, v, Some(mask), Some(bias), AttentionOptions::new());
+        let out = MaskedAttention::new(q, k, v)
+            .mask(mask)
+            .bias(Some(bias))
+            .forward();
         let grads = (out.clone() * out).sum().backward();
         tensors.map(|tensor| tensor.grad(&grads).map(values))
     };
@@ -134,7 +142,11 @@ fn bad_input_is_refused_by_tensor_and_axis() {
     let [q, k, v] = rows(&device);
     let attend = |mask: Option<[usize; 4]>, bias: Option<Tensor<4>>, options| {
         let mask = mask.map(|shape| AttentionMask::visible(shown(shape, &device)));
-        try_masked_attention(q.clone(), k.clone(), v.clone(), mask, bias, options)
+        MaskedAttention::new(q.clone(), k.clone(), v.clone())
+            .mask(mask)
+            .bias(bias)
+            .options(options)
+            .try_forward()
     };
     let options = AttentionOptions::new();
     let text = "the mask must have size 1, 4 or 2 on axis 1, but has 3";
@@ -171,5 +183,5 @@ fn the_plain_form_panics_with_the_text_of_the_error() {
     let device = Device::flex();
     let [q, k, v] = rows(&device);
     let mask = AttentionMask::hidden(shown([1, 1, 19, 69], &device));
-    let _ = masked_attention(q, k, v, Some(mask), None, AttentionOptions::new());
+    let _ = MaskedAttention::new(q, k, v).mask(mask).forward();
 }

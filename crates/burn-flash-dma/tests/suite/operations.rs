@@ -5,7 +5,7 @@ use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_flash_dma::ops::{
-    DynamicMaskOps, OptionalFloat, OptionalInt, RankLearning, Saved, Selection,
+    DynamicMaskOps, OptionalFloat, OptionalInt, RankLearning, Saved, Selection, Wanted,
 };
 use burn_flash_dma::{AttentionOptions, ElementType, SelectionRule};
 use flash_dma_reference::compare::{Exact, GRADIENT, compare, sum};
@@ -43,13 +43,13 @@ fn run(case: &Case, with_lse: bool, runners_up: RankLearning<Flex>) -> Results {
         },
     };
     let [a, b, c] = [&q, &k, &v].map(Clone::clone);
-    let forwarded =
-        Flex::dynamic_mask_forward_with_residual(a, b, c, selection(RankLearning::None), p);
+    let unlearned = selection(RankLearning::None);
+    let forwarded = Flex::dynamic_mask_forward(a, b, c, unlearned, p, Wanted::Saved);
     let saved = Saved {
         out: forwarded.out.clone(),
         residual: forwarded.residual,
         lse: forwarded.lse.clone(),
-        lse_rest: OptionalFloat::Some(forwarded.lse_rest),
+        lse_rest: forwarded.lse_rest,
         grad_out: primitive(case.grad_out(&device)),
         grad_lse: match with_lse {
             true => OptionalFloat::Some(primitive(case.grad_lse(&device))),

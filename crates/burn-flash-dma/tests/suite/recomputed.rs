@@ -7,7 +7,7 @@ use crate::case::{
 use burn::nn::RotaryEncodingConfig;
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Device, Tensor};
-use burn_flash_dma::{ElementType, HeadEncoding, attention, product, rms_norm, swiglu, try_swiglu};
+use burn_flash_dma::{Attention, ElementType, HeadEncoding, product, rms_norm, swiglu, try_swiglu};
 use flash_dma_reference::Rng;
 use flash_dma_reference::generate::normal;
 
@@ -122,7 +122,7 @@ fn graphs_keep_what_results_are_made_of() {
         };
         let (q, k) = (encode(), encode());
         let v = fresh().reshape([2, 9, 4, 8]).swap_dims(1, 2);
-        let _out = attention(q.clone(), k.clone(), v, Default::default());
+        let _out = Attention::new(q.clone(), k.clone(), v).forward();
         assert!(!kept(&q) && !kept(&k));
     }
 }

@@ -4,7 +4,7 @@ use burn::backend::autodiff::Autodiff;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{AutodiffBackend, Backend};
 use burn::tensor::{TensorData, read_sync};
-use burn_flash_dma::ops::{DynamicMaskOps, Selection};
+use burn_flash_dma::ops::{DynamicMaskOps, Selection, Wanted};
 use burn_flash_dma::{AttentionError, AttentionOptions, ElementType, Problem, TensorName};
 use burn_flex::Flex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,7 +38,9 @@ fn gradient<B: AutodiffBackend + DynamicMaskOps>(
 ) -> FloatTensor<B::InnerBackend> {
     let q = tracked::<B>(q);
     let (k, v) = (rows::<B>(1.0), rows::<B>(2.0));
-    let (out, _) = B::dynamic_mask_forward(q.clone(), k, v, Selection::All, problem());
+    let wanted = Wanted::Out;
+    let results = B::dynamic_mask_forward(q.clone(), k, v, Selection::All, problem(), wanted);
+    let out = results.out;
     let loss = B::float_sum(B::float_mul(out.clone(), out));
     B::grad(&q, &B::backward(loss)).expect("q is tracked")
 }

@@ -237,10 +237,10 @@ struct PortablePass<'a> {
 impl<'a> PortablePass<'a> {
     fn launch_dq(&self) {
         let (grad, blueprint) = (&self.grads.q, self.blueprints.dq);
-        (self.keys).for_each_slice(blueprint.outer_rows(), &[grad], |tiles| {
+        for tiles in self.keys.slices(blueprint.outer_rows(), [grad]) {
             let kernel = self.kernel(PortableKeys::of_tiles(tiles.source), blueprint);
             kernel.dq(self.saved(), tiles.first, tiles.count, grad);
-        });
+        }
     }
 
     fn launch_dkdv(&self) {

@@ -1,6 +1,7 @@
-//! The backward pass: [`plan`] chooses its engine, [`Plan::run`] launches it. First come the row sums, then dq (which
-//! owns queries) and dk, dv and dscores (which own keys). Each recomputes the probabilities from the LSE. `rank` owns
-//! the keys whose ranks learn: runners-up, which the forward pass leaves out, and then, if they learn, kept keys.
+//! The backward pass: [`Backward::plan_backward`] chooses its engine, [`Plan::run`] launches it. First come the row
+//! sums, then dq (which owns queries) and dk, dv and dscores (which own keys). Each recomputes the probabilities from
+//! the LSE. `rank` owns the keys whose ranks learn: runners-up, which the forward pass leaves out, and then, if they
+//! learn, kept keys.
 //!
 //! On tensor cores `dq` owns query tiles and streams the keys of their lists; `dkdv` owns key tiles within chunks of
 //! queries and streams the queries. Neither needs atomics for dq.
@@ -31,11 +32,38 @@ pub trait Backward: Forward {
     /// The problem's gradients.
     type Gradients;
 
-    /// [`plan_on`] a given engine, or [`plan`].
+    /// The gradients of a [forward pass](Forward::plan_forward), on the given engine or, with `None`, on the first that
+    /// supports the problem and that [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The plan's
+    /// [`run`](Plan::run) writes them, all contiguous and overwritten; exactly zero where no pair contributes. The
+    /// selection is a constant: no gradient flows through it. The gradient of a bias is summed in f32 over every axis
+    /// that it broadcasts, in a fixed order.
+    ///
+    /// [`Engine::Wgmma`] takes f16 and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions
+    /// that are multiples of 32 on sm_80 and newer. For both, rows of `q`, `k`, `v`, `out` and `grad_out` must begin at
+    /// multiples of 16 bytes; for [`Engine::Wgmma`], rows of `q` and `grad_out` must not be repeated by a stride of 0.
+    /// [`Engine::Portable`] takes everything.
+    ///
+    /// Under a mask and a bias the tensor-core engines have the forward pass's requirements, too, and [`Engine::Mma`] takes
+    /// only a bias that all queries share and needs enough shared memory (99 KiB suffice for head dimensions up to 128). On
+    /// [`Engine::Wgmma`] the portable kernel computes one gradient: the gradient of a bias that is the same for all keys,
+    /// or of one with all queries and keys if `k` or `v` repeat rows by a stride of 0.
+    ///
+    /// The gradient of a rank is a separate pass over runners-up, and another one over kept keys that learn. With
+    /// `options.deterministic` each of its cubes owns its keys; otherwise chunks of queries add to them.
+    ///
+    /// The pass allocates O(N) memory: one or three f32 per query row, the key lists, and, on the tensor-core engines, f32
+    /// sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no scores or the
+    /// window covers all queries. Cubes add to these by atomics, in any order. If the problem requests determinism, cubes
+    /// write their parts separately, which takes twice the memory, and a second kernel sums them in a fixed order.
+    /// [`Engine::Portable`] is deterministic and has no sums. Under a mask there are no sums either; the tensor cores need
+    /// two lists of the active tiles of the mask, and four bytes per key for every head that has a bias, whether or not its
+    /// gradient is requested.
     ///
     /// # Errors
     ///
-    /// The errors of [`plan_on`] or [`plan`].
+    /// [`AttentionError`] if the device lacks what the kernels need, [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names no
+    /// engine, or the given engine does not support the problem. Only the tensors' strides and offsets are used here; the
+    /// plan checks the rest when it runs.
     fn plan_backward<'a>(
         &'a self,
         client: &'a Client,
@@ -43,58 +71,4 @@ pub trait Backward: Forward {
         saved: &'a Saved,
         engine: Option<Engine>,
     ) -> Result<Plan<'a, Self::Gradients>, AttentionError>;
-}
-
-/// The gradients of a [forward pass](crate::forward::plan), on the first engine that supports the problem and that
-/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The plan's [`run`](Plan::run) writes them, all
-/// contiguous and overwritten; exactly zero where no pair contributes. The selection is a constant: no gradient flows
-/// through it. The gradient of a bias is summed in f32 over every axis that it broadcasts, in a fixed order.
-///
-/// [`Engine::Wgmma`] takes f16 and bf16 with a head dimension of 64 or 128 on sm_90, [`Engine::Mma`] head dimensions
-/// that are multiples of 32 on sm_80 and newer. For both, rows of `q`, `k`, `v`, `out` and `grad_out` must begin at
-/// multiples of 16 bytes; for [`Engine::Wgmma`], rows of `q` and `grad_out` must not be repeated by a stride of 0.
-/// [`Engine::Portable`] takes everything.
-///
-/// Under a mask and a bias the tensor-core engines have the forward pass's requirements, too, and [`Engine::Mma`] takes
-/// only a bias that all queries share and needs enough shared memory (99 KiB suffice for head dimensions up to 128). On
-/// [`Engine::Wgmma`] the portable kernel computes one gradient: the gradient of a bias that is the same for all keys,
-/// or of one with all queries and keys if `k` or `v` repeat rows by a stride of 0.
-///
-/// The gradient of a rank is a separate pass over runners-up, and another one over kept keys that learn. With
-/// `options.deterministic` each of its cubes owns its keys; otherwise chunks of queries add to them.
-///
-/// The pass allocates O(N) memory: one or three f32 per query row, the key lists, and, on the tensor-core engines, f32
-/// sums of the gradients of k and v, `8 * batch * kv_heads * k_len * head_dim` bytes, unless there are no scores or the
-/// window covers all queries. Cubes add to these by atomics, in any order. If the problem requests determinism, cubes
-/// write their parts separately, which takes twice the memory, and a second kernel sums them in a fixed order.
-/// [`Engine::Portable`] is deterministic and has no sums. Under a mask there are no sums either; the tensor cores need
-/// two lists of the active tiles of the mask, and four bytes per key for every head that has a bias, whether or not its
-/// gradient is requested.
-///
-/// # Errors
-///
-/// [`AttentionError`] if the device lacks what the kernels need, or [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names
-/// no engine. Only the tensors' strides and offsets are used here; the plan checks the rest when it runs.
-pub fn plan<'a, P: Backward>(
-    client: &'a Client,
-    problem: &'a P,
-    inputs: &'a P::Inputs,
-    saved: &'a Saved,
-) -> Result<Plan<'a, P::Gradients>, AttentionError> {
-    problem.plan_backward(client, inputs, saved, None)
-}
-
-/// [`plan`] on a given engine.
-///
-/// # Errors
-///
-/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
-pub fn plan_on<'a, P: Backward>(
-    engine: Engine,
-    client: &'a Client,
-    problem: &'a P,
-    inputs: &'a P::Inputs,
-    saved: &'a Saved,
-) -> Result<Plan<'a, P::Gradients>, AttentionError> {
-    problem.plan_backward(client, inputs, saved, Some(engine))
 }

@@ -1,8 +1,8 @@
 //! The backward kernels against the oracle, on cubecl-cpu.
 
 use crate::args::{Gradients, Inputs, Saved};
+use crate::backward::Backward;
 use crate::backward::launch::{Blueprints, ScoredBackward};
-use crate::backward::plan;
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, Micro};
@@ -98,7 +98,7 @@ fn backward(
     saved: &Saved,
     grads: Gradients,
 ) -> Result<(), AttentionError> {
-    plan(&client(), p, given, saved)?.run(grads)
+    p.plan_backward(&client(), given, saved, None)?.run(grads)
 }
 
 /// Runs the kernels (with a forced register tile, if any) and compares every gradient.

@@ -6,7 +6,7 @@ use crate::codegen::recorder;
 use crate::codegen::tensors::Attention;
 use crate::host::engine::Engine;
 use crate::report::{check_engine, engine_for, engines, fits_grid};
-use crate::{AttentionOptions, ElementType, MaskedProblem, Problem, forward};
+use crate::{AttentionOptions, ElementType, Forward, MaskedProblem, Problem};
 use cubecl::client::Client;
 use flash_dma_problem::{AttentionError, EngineChoice, Obstacle, PassKind, PassedOver};
 use std::collections::HashMap;
@@ -25,7 +25,9 @@ fn launched(client: &Client, p: &Problem) -> [Vec<String>; 2] {
     let tensors = Attention::scored(client, p);
     let names = |run: &dyn Fn()| -> Vec<String> { recorder::names(client, |_| run()) };
     let forward = names(&|| {
-        let plan = forward::plan(client, p, &tensors.inputs).expect("a plan");
+        let plan = p
+            .plan_forward(client, &tensors.inputs, None)
+            .expect("a plan");
         let outputs = Outputs::new(tensors.saved.out.clone(), tensors.saved.lse.clone());
         plan.run(outputs).expect("a valid call");
     });

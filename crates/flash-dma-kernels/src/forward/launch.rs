@@ -2,7 +2,8 @@
 
 use crate::args::{Inputs, Outputs};
 use crate::forward::Forward;
-use crate::forward::matrix::{MatrixForward, workspace};
+use crate::forward::matrix::{MatrixForward, outputs_of_parts, workspace};
+use crate::forward::merge::merge;
 use crate::host::check::{check_inputs, check_outputs, check_segments, elem_type};
 use crate::host::engine::{Engine, Instruction, Refusal};
 use crate::host::fill::fill;
@@ -53,12 +54,11 @@ impl Forward for Problem {
     }
 }
 
-/// [`plan_on`](crate::forward::plan_on) with some choices fixed.
+/// [`Forward::plan_forward`] on an engine, with some choices fixed.
 ///
 /// # Errors
 ///
-/// The errors of [`plan_on`](crate::forward::plan_on), and [`AttentionError::Unsupported`] if the engine does not have
-/// this choice.
+/// The errors of [`Forward::plan_forward`], and [`AttentionError::Unsupported`] if the engine does not have this choice.
 #[cfg(feature = "internals")]
 pub fn forward_tuned<'a>(
     engine: Engine,
@@ -170,19 +170,28 @@ impl Pass for ScoredForward<'_> {
         let keys = SelectedKeys::new(client, problem, inputs);
         match config {
             Config::Portable(blueprint) => {
-                keys.for_each_slice(queries, &outputs.all().collect::<Vec<_>>(), |tiles| {
+                for tiles in keys.slices(queries, outputs.all()) {
                     let keys = PortableKeys::of_tiles(tiles.source);
                     let kernel = PortableLaunch::scored(client, problem, inputs, keys, blueprint);
                     kernel.forward(tiles.first, tiles.count, &outputs);
-                });
+                }
             }
-            Config::Matrix(chosen) => {
-                let pass = MatrixForward::new(client, problem, inputs.rows(), &outputs, chosen);
-                pass.in_parts(&outputs, |outputs| {
-                    keys.for_each_slice(queries, &outputs.all().collect::<Vec<_>>(), |tiles| {
-                        pass.launch(tiles, outputs);
-                    });
-                });
+            Config::Matrix((blueprint, parts)) => {
+                let of_parts = (blueprint.split).then(|| outputs_of_parts(client, problem, parts));
+                let written = of_parts.as_ref().unwrap_or(&outputs);
+                let pass = MatrixForward {
+                    client,
+                    problem,
+                    rows: inputs.rows(),
+                    blueprint: blueprint.with_outputs(&outputs),
+                    parts,
+                };
+                for tiles in keys.slices(queries, written.all()) {
+                    pass.launch(tiles, written);
+                }
+                if let Some(of_parts) = of_parts {
+                    merge(client, problem, parts, of_parts, &outputs);
+                }
             }
         }
     }

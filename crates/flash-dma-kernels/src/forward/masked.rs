@@ -98,8 +98,14 @@ impl Pass for MaskedForward<'_> {
                 let kernel = PortableLaunch::masked(client, problem, inputs, blueprint);
                 kernel.forward(0, count, &outputs);
             }
-            Config::Matrix(chosen) => {
-                let pass = MatrixForward::new(client, p, inputs.rows(), &outputs, chosen);
+            Config::Matrix((blueprint, parts)) => {
+                let pass = MatrixForward {
+                    client,
+                    problem: p,
+                    rows: inputs.rows(),
+                    blueprint: blueprint.with_outputs(&outputs),
+                    parts,
+                };
                 let tiles = TileLaunch {
                     source: inputs.listed(client, problem, queries, &inputs.v),
                     first: 0,

@@ -2,7 +2,6 @@
 
 use crate::alibi::slopes;
 use crate::args::{Outputs, scaling_and_dropout};
-use crate::forward::merge::merge;
 use crate::forward::mma::forward_mma_kernel;
 use crate::forward::wgmma::forward_wgmma_kernel;
 use crate::host::check::{address_type, elem_type};
@@ -20,12 +19,12 @@ use flash_dma_problem::Problem;
 
 /// The forward pass of a checked, non-empty problem whose rows begin at multiples of 16 bytes.
 pub(crate) struct MatrixForward<'a> {
-    client: &'a Client,
-    problem: &'a Problem,
-    rows: [&'a TensorBinding; 3],
-    blueprint: MmaBlueprint,
+    pub client: &'a Client,
+    pub problem: &'a Problem,
+    pub rows: [&'a TensorBinding; 3],
+    pub blueprint: MmaBlueprint,
     /// Number of parts of the keys of every query tile.
-    parts: usize,
+    pub parts: usize,
 }
 
 /// The shapes of the outputs and of the LSE of the given number of parts of the keys.
@@ -34,7 +33,7 @@ fn part_shapes(problem: &Problem, parts: usize) -> ([usize; 5], [usize; 4]) {
     ([parts, batch, heads, len, dim], [parts, batch, heads, len])
 }
 
-/// Bytes of the buffers that [`MatrixForward::in_parts`] and slices hold at once, without the lists of live keys.
+/// Bytes of the buffers that [`outputs_of_parts`] and slices hold at once, without the lists of live keys.
 pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize) -> usize {
     let (out, lse) = part_shapes(problem, parts);
     let of_parts = match blueprint.split {
@@ -44,49 +43,23 @@ pub(crate) fn workspace(problem: &Problem, blueprint: MmaBlueprint, parts: usize
     of_parts + slice_bytes(problem, blueprint.queries())
 }
 
-impl<'a> MatrixForward<'a> {
-    pub(crate) fn new(
-        client: &'a Client,
-        problem: &'a Problem,
-        rows: [&'a TensorBinding; 3],
-        outputs: &Outputs,
-        (blueprint, parts): (MmaBlueprint, usize),
-    ) -> Self {
-        Self {
-            client,
-            problem,
-            rows,
-            blueprint: MmaBlueprint {
-                residual: outputs.residual.is_some(),
-                rest: outputs.lse_rest.is_some() || blueprint.split,
-                ..blueprint
-            },
-            parts,
-        }
+/// The outputs of the launches of a pass whose keys are split, which [`merge`](super::merge::merge) reads: f32, without a
+/// residual, with the parts as a first axis.
+///
+/// They take `4 * parts * (head_dim + 2)` bytes of the client's pool per row of the output. With the number of parts that
+/// [`MmaBlueprint::split`] chooses, these are at most the rows of the tiles that the device holds at once: 35 MB on 132
+/// multiprocessors.
+pub(crate) fn outputs_of_parts(client: &Client, problem: &Problem, parts: usize) -> Outputs {
+    let (out_shape, lse_shape) = part_shapes(problem, parts);
+    let [lse, rest] = [(); 2].map(|()| scratch(client, lse_shape));
+    Outputs {
+        lse_rest: Some(rest),
+        ..Outputs::new(scratch(client, out_shape), lse)
     }
+}
 
-    /// Calls `launch` with the outputs of its launches. If the keys are split, these are f32, without a residual, with
-    /// the parts as a first axis, and one more launch merges them into `outputs`.
-    ///
-    /// Splitting takes `4 * parts * (head_dim + 2)` bytes of the client's pool per row of the output. With the number
-    /// of parts that [`MmaBlueprint::split`] chooses, these are at most the rows of the tiles that the device holds at
-    /// once: 35 MB on 132 multiprocessors.
-    pub(crate) fn in_parts(&self, outputs: &Outputs, launch: impl FnOnce(&Outputs)) {
-        let (client, problem) = (self.client, self.problem);
-        if !self.blueprint.split {
-            return launch(outputs);
-        }
-        let (out_shape, lse_shape) = part_shapes(problem, self.parts);
-        let [lse, rest] = [(); 2].map(|()| scratch(client, lse_shape));
-        let of_parts = Outputs {
-            lse_rest: Some(rest),
-            ..Outputs::new(scratch(client, out_shape), lse)
-        };
-        launch(&of_parts);
-        merge(client, problem, self.parts, of_parts, outputs);
-    }
-
-    /// One launch over some query tiles, for the outputs that [`in_parts`](Self::in_parts) gives.
+impl MatrixForward<'_> {
+    /// One launch over some query tiles. `outputs` are [of parts](outputs_of_parts) if the keys are split.
     pub(crate) fn launch(&self, tiles: TileLaunch, outputs: &Outputs) {
         let (client, problem) = (self.client, self.problem);
         let Outputs {

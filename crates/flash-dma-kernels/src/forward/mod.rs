@@ -1,4 +1,4 @@
-//! The forward pass: [`plan`] chooses its engine, [`Plan::run`] launches it.
+//! The forward pass: [`Forward::plan_forward`] chooses its engine, [`Plan::run`] launches it.
 
 pub(crate) mod launch;
 pub(crate) mod masked;
@@ -23,54 +23,28 @@ pub trait Forward {
     /// The problem's inputs.
     type Inputs;
 
-    /// [`plan_on`] a given engine, or [`plan`].
+    /// Attention of every query over the keys that it selects or sees, on the given engine or, with `None`, on the
+    /// fastest that supports the problem: the first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that
+    /// does and that [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The tensor-core engines support the
+    /// same problems with and without a mask; a bias per key that all queries share must be contiguous along the keys.
+    ///
+    /// The plan's [`run`](Plan::run) overwrites all [`Outputs`]. A query that selects or sees nothing gets zeros and −∞.
+    ///
+    /// The pass allocates O(N) memory: lists of the keys of each query tile, in slices of bounded size. If there are fewer
+    /// query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35 MB more
+    /// on 132 multiprocessors. Under a mask the lists hold the visible keys of each query tile on the tensor cores, and
+    /// [`Engine::Portable`] has none: blocks of the mask's plan that a query tile does not see are skipped, and blocks that
+    /// it sees completely are not tested.
     ///
     /// # Errors
     ///
-    /// The errors of [`plan_on`] or [`plan`].
+    /// [`AttentionError`] if the device lacks what the kernels need, [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names
+    /// no engine, or the given engine does not support the problem. Only the inputs' strides and offsets are used here;
+    /// the plan checks the rest when it runs.
     fn plan_forward<'a>(
         &'a self,
         client: &'a Client,
         inputs: &'a Self::Inputs,
         engine: Option<Engine>,
     ) -> Result<Plan<'a, Outputs>, AttentionError>;
-}
-
-/// Attention of every query over the keys that it selects or sees, on the fastest engine that supports the problem: the
-/// first of [`Engine::Wgmma`], [`Engine::Mma`] and [`Engine::Portable`] that does and that
-/// [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) does not exclude. The tensor-core engines support the same problems with
-/// and without a mask; a bias per key that all queries share must be contiguous along the keys.
-///
-/// The plan's [`run`](Plan::run) overwrites all [`Outputs`]. A query that selects or sees nothing gets zeros and −∞.
-///
-/// The pass allocates O(N) memory: lists of the keys of each query tile, in slices of bounded size. If there are fewer
-/// query tiles than multiprocessors, the tensor-core engines split the keys of each tile; that takes at most 35 MB more
-/// on 132 multiprocessors. Under a mask the lists hold the visible keys of each query tile on the tensor cores, and
-/// [`Engine::Portable`] has none: blocks of the mask's plan that a query tile does not see are skipped, and blocks that
-/// it sees completely are not tested.
-///
-/// # Errors
-///
-/// [`AttentionError`] if the device lacks what the kernels need, or [`ENGINE_VARIABLE`](crate::ENGINE_VARIABLE) names
-/// no engine. Only the inputs' strides and offsets are used here; the plan checks the rest when it runs.
-pub fn plan<'a, P: Forward>(
-    client: &'a Client,
-    problem: &'a P,
-    inputs: &'a P::Inputs,
-) -> Result<Plan<'a, Outputs>, AttentionError> {
-    problem.plan_forward(client, inputs, None)
-}
-
-/// [`plan`] on a given engine.
-///
-/// # Errors
-///
-/// The errors of [`plan`], and [`AttentionError::Unsupported`] if the engine does not support the problem.
-pub fn plan_on<'a, P: Forward>(
-    engine: Engine,
-    client: &'a Client,
-    problem: &'a P,
-    inputs: &'a P::Inputs,
-) -> Result<Plan<'a, Outputs>, AttentionError> {
-    problem.plan_forward(client, inputs, Some(engine))
 }

@@ -1,5 +1,6 @@
 //! The number of parts into which the keys of a query tile are split, so that even few tiles fill a device.
 
+use crate::args::Outputs;
 use crate::host::engine::Instruction;
 use crate::matrix::blueprint::MmaBlueprint;
 use crate::pattern::intervals::tiles::QueryTiles;
@@ -42,6 +43,15 @@ impl MmaBlueprint {
             ..self
         };
         (cube, parts)
+    }
+
+    /// The configuration of a pass that writes `outputs` in the end, of parts or not.
+    pub(crate) fn with_outputs(self, outputs: &Outputs) -> Self {
+        Self {
+            residual: outputs.residual.is_some(),
+            rest: outputs.lse_rest.is_some() || self.split,
+            ..self
+        }
     }
 
     /// Possible numbers of warps per cube, the largest first.

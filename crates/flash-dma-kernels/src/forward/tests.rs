@@ -1,9 +1,9 @@
 //! The forward kernel against the oracle, on cubecl-cpu.
 
 use crate::args::{Inputs, Outputs};
+use crate::forward::Forward;
 use crate::forward::launch::ScoredForward;
 use crate::forward::merge::merge;
-use crate::forward::plan;
 use crate::host::engine::Engine;
 use crate::host::pass::{Config, Plan};
 use crate::portable::blueprint::{Blueprint, Micro};
@@ -18,7 +18,8 @@ const F32: ElementType = ElementType::F32;
 
 fn forward(p: &Problem, given: &Inputs, out: &Output, lse: &Output) -> Result<(), AttentionError> {
     let (out, lse) = (out.binding(), lse.binding());
-    plan(&client(), p, given)?.run(Outputs::new(out, lse))
+    p.plan_forward(&client(), given, None)?
+        .run(Outputs::new(out, lse))
 }
 
 /// Runs the kernel (with a forced register tile, if any) and compares output and LSE with the oracle.
@@ -253,7 +254,8 @@ fn rows_are_the_same_in_either_order_of_heads_and_tokens() {
                 residual,
                 ..Outputs::new(out, lse.binding())
             };
-            plan(&client, &p, &given).and_then(|plan| plan.run(outputs))
+            p.plan_forward(&client, &given, None)
+                .and_then(|plan| plan.run(outputs))
         };
         run(rows.0.binding(), rows.1.as_ref().map(Output::binding)).unwrap();
         let lse_of_rows = lse.read(&client);
@@ -317,7 +319,10 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     strided.strides[1] = 48;
     let given = upload_inputs(&client, &inputs, Placement::Contiguous);
     let outputs = Outputs::new(strided, lse.binding());
-    let error = (plan(&client, &p, &given).and_then(|plan| plan.run(outputs))).unwrap_err();
+    let error = (p
+        .plan_forward(&client, &given, None)
+        .and_then(|plan| plan.run(outputs)))
+    .unwrap_err();
     assert!(matches!(error, AttentionError::Strides { .. }), "{error}");
 
     let p = sparse([1, 2, 5, 8], [1, 5], F32, 2);

@@ -124,13 +124,13 @@ pub mod kernels {
     use super::{AttentionError, Problem, SHAPE, problem};
     use cubecl::client::Client;
     use cubecl::server::Handle;
-    use flash_dma_kernels as engine;
+    use flash_dma_kernels::{self as engine, Forward as _};
     use flash_dma_tests::engines::contiguous;
 
     pub fn run(engine: engine::Engine) -> Result<(), AttentionError> {
         let client = client();
         let (problem, inputs, [out, lse]) = call(&client)?;
-        let plan = engine::forward::plan_on(engine, &client, &problem, &inputs)?;
+        let plan = problem.plan_forward(&client, &inputs, Some(engine))?;
         plan.run(outputs(&out, &lse))?;
         // Memory that nothing has ever written.
         let unwritten = client.empty(1 << 60);
@@ -146,7 +146,7 @@ pub mod kernels {
             residual: Some(outputs.out.clone()),
             ..outputs
         };
-        engine::forward::plan(&client, &problem, &inputs)?.run(outputs)
+        problem.plan_forward(&client, &inputs, None)?.run(outputs)
     }
 
     fn client() -> Client {

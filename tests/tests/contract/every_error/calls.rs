@@ -13,7 +13,7 @@ use burn_flash_dma::train::{DeviceGroup, Parts};
 use burn_flash_dma::{
     Attention, AttentionError, AttentionMask, AttentionOptions, Documents, ElementType,
     HeadEncoding, Intervals, KeyRanges, MaskedAttention, NormProblem, Problem, Selector, TilePlan,
-    select, try_attention, try_dynamic_mask_attention, try_masked_attention,
+    select, try_dynamic_mask_attention,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -109,7 +109,10 @@ impl Call {
 
 pub fn dense(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
     let c = Call::spoiled(spoil);
-    try_attention(c.q, c.k, c.v, c.options).map(drop)
+    Attention::new(c.q, c.k, c.v)
+        .options(c.options)
+        .try_forward()
+        .map(drop)
 }
 
 pub fn dynamic(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
@@ -140,7 +143,12 @@ pub fn given_pairs(pairs: [[i32; 2]; 2]) -> Result<(), AttentionError> {
 
 pub fn masked(spoil: impl FnOnce(&mut Call)) -> Result<(), AttentionError> {
     let c = Call::spoiled(spoil);
-    try_masked_attention(c.q, c.k, c.v, c.mask, c.bias, c.options).map(drop)
+    MaskedAttention::new(c.q, c.k, c.v)
+        .mask(c.mask)
+        .bias(c.bias)
+        .options(c.options)
+        .try_forward()
+        .map(drop)
 }
 
 pub fn with_plan(causal: bool) -> Result<(), AttentionError> {

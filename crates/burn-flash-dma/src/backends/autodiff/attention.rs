@@ -1,10 +1,12 @@
 //! Gradients of dynamic-mask attention: one fused backward pass for whichever of q, k, v, scores and rank are
 //! tracked.
 
-use super::node::{self, Pass, Recorded, constants, first_order, record};
+use super::node::{self, Pass, Recorded, first_order, record};
 use crate::fallback::sink;
 use crate::ops::attention::DynamicMaskOps;
-use crate::types::{AttentionGrads, Forwarded, OptionalFloat, RankLearning, Saved, Selection};
+use crate::types::{
+    AttentionGrads, Forwarded, OptionalFloat, RankLearning, Saved, Selection, Wanted,
+};
 use burn::backend::AutodiffBackend;
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -23,32 +25,11 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         v: FloatTensor<Self>,
         selection: Selection<Self>,
         problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], None, selection, problem, false)
-    }
-
-    fn dynamic_mask_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        selection: Selection<Self>,
-        problem: Problem,
+        wanted: Wanted,
     ) -> Forwarded<Self> {
-        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
-        let selection = inner(selection);
-        constants(B::dynamic_mask_forward_with_residual(
-            q, k, v, selection, problem,
-        ))
-    }
-
-    fn dynamic_mask_forward_with_lse(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        selection: Selection<Self>,
-        problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], None, selection, problem, true)
+        let (pass, [scores, rank]) = Selected::new(selection, problem);
+        let inputs = [Some(q), Some(k), Some(v), None, scores, rank];
+        record::<B, C, _, INPUTS>(inputs, pass, wanted)
     }
 
     fn dynamic_mask_forward_with_sink(
@@ -59,7 +40,10 @@ impl<B: DynamicMaskOps, C: CheckpointStrategy> DynamicMaskOps for Autodiff<B, C>
         selection: Selection<Self>,
         problem: Problem,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], Some(logits), selection, problem, true)
+        let (pass, [scores, rank]) = Selected::new(selection, problem);
+        let inputs = [Some(q), Some(k), Some(v), Some(logits), scores, rank];
+        let results = record::<B, C, _, INPUTS>(inputs, pass, Wanted::OutAndLse);
+        (results.out, results.lse)
     }
 
     fn dynamic_mask_backward(
@@ -110,135 +94,100 @@ fn inner<B: DynamicMaskOps, C: CheckpointStrategy>(
     }
 }
 
-/// Records the pass of q, k, v, the sink logits if any, with intervals the scores, and with runners-up the rank.
-fn run<B: DynamicMaskOps, C: CheckpointStrategy>(
-    [q, k, v]: [Recorded<B, C>; 3],
-    logits: Option<Recorded<B, C>>,
-    selection: Selection<Autodiff<B, C>>,
-    problem: Problem,
-    differentiable_lse: bool,
-) -> (Recorded<B, C>, Recorded<B, C>) {
-    let mut pass = Selected {
-        has_sink: logits.is_some(),
-        intervals: None,
-        learning: None,
-        problem,
-    };
-    let mut inputs = vec![q, k, v];
-    inputs.extend(logits);
-    if let Selection::Scored {
-        scores,
-        intervals,
-        learning,
-    } = selection
-    {
-        pass.intervals = Some(intervals);
-        inputs.push(scores);
-        if let Some((learning, rank)) = learning.into_parts() {
-            pass.learning = Some(learning);
-            inputs.push(rank);
-        }
-    }
-    match inputs.len() {
-        3 => record_all::<B, C, 3>(inputs, pass, differentiable_lse),
-        4 => record_all::<B, C, 4>(inputs, pass, differentiable_lse),
-        5 => record_all::<B, C, 5>(inputs, pass, differentiable_lse),
-        _ => record_all::<B, C, 6>(inputs, pass, differentiable_lse),
-    }
-}
+/// The inputs of a pass: q, k and v, the sink logits, the scores and the rank.
+const INPUTS: usize = 6;
 
-fn record_all<B: DynamicMaskOps, C: CheckpointStrategy, const N: usize>(
-    inputs: Vec<Recorded<B, C>>,
-    pass: Selected<B>,
-    differentiable_lse: bool,
-) -> (Recorded<B, C>, Recorded<B, C>) {
-    let inputs: [Recorded<B, C>; N] = inputs.try_into().expect("as many as were counted");
-    record::<B, C, _, N>(inputs, pass, differentiable_lse)
-}
+const LOGITS: usize = 3;
+const SCORES: usize = 4;
+const RANK: usize = 5;
 
-/// Dynamic-mask attention of q, k, v, sink logits, with intervals the scores, and with runners-up the rank.
+/// Dynamic-mask attention: all of it but its [`INPUTS`].
 #[derive(Clone, Debug)]
 struct Selected<B: DynamicMaskOps> {
-    /// True if the fourth input is the sink logits.
-    has_sink: bool,
+    /// Present with scores.
     intervals: Option<IntTensor<B>>,
-    /// Present if a rank learns, which is the last input. It may be the tensor of the scores, which then gets both
-    /// gradients.
+    /// Present with a rank that learns. It may be the tensor of the scores, which then gets both gradients.
     learning: Option<tensors::RankLearning<IntTensor<B>>>,
     problem: Problem,
 }
 
-/// The inputs of a pass by role: q, k and v, the sink logits, and the selection.
-type Unpacked<B> = ([FloatTensor<B>; 3], Option<FloatTensor<B>>, Selection<B>);
-
-impl<B: DynamicMaskOps, const N: usize> Pass<B, N> for Selected<B> {
-    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
-        let ([q, k, v], logits, selection) = self.unpack(inputs, None);
-        match logits {
-            None => B::dynamic_mask_forward(q, k, v, selection, self.problem),
-            Some(logits) => {
-                B::dynamic_mask_forward_with_sink(q, k, v, logits, selection, self.problem)
-            }
-        }
+impl<B: DynamicMaskOps> Selected<B> {
+    /// The pass, and the scores and the rank of the selection.
+    fn new<C: CheckpointStrategy>(
+        selection: Selection<Autodiff<B, C>>,
+        problem: Problem,
+    ) -> (Self, [Option<Recorded<B, C>>; 2]) {
+        let (intervals, scores, learning) = match selection {
+            Selection::All => (None, None, None),
+            Selection::Scored {
+                scores,
+                intervals,
+                learning,
+            } => (Some(intervals), Some(scores), learning.into_parts()),
+        };
+        let (learning, rank) = learning.unzip();
+        let pass = Self {
+            intervals,
+            learning,
+            problem,
+        };
+        (pass, [scores, rank])
     }
 
-    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
-        let ([q, k, v], logits, selection) = self.unpack(inputs, None);
-        let results = B::dynamic_mask_forward_with_residual(q, k, v, selection, self.problem);
+    fn selection(
+        &self,
+        scores: Option<FloatTensor<B>>,
+        learning: Option<(tensors::RankLearning<IntTensor<B>>, FloatTensor<B>)>,
+    ) -> Selection<B> {
+        match (self.intervals.clone(), scores) {
+            (Some(intervals), Some(scores)) => Selection::Scored {
+                scores,
+                intervals,
+                learning: RankLearning::from_parts(learning),
+            },
+            _ => Selection::All,
+        }
+    }
+}
+
+impl<B: DynamicMaskOps> Pass<B, INPUTS> for Selected<B> {
+    fn forward(&self, inputs: [Option<FloatTensor<B>>; INPUTS], wanted: Wanted) -> Forwarded<B> {
+        let [q, k, v, logits, scores, _] = inputs;
+        let [q, k, v] = [q, k, v].map(|rows| rows.expect("q, k and v"));
+        let selection = self.selection(scores, None);
         match logits {
-            None => results,
-            Some(logits) => sink::with_sink::<B>(results, logits),
+            None => B::dynamic_mask_forward(q, k, v, selection, self.problem, wanted),
+            Some(logits) => {
+                let saved = Wanted::Saved;
+                let results = B::dynamic_mask_forward(q, k, v, selection, self.problem, saved);
+                sink::with_sink::<B>(results, logits)
+            }
         }
     }
 
     fn backward(
         mut self,
-        inputs: [FloatTensor<B>; N],
+        inputs: [Option<FloatTensor<B>>; INPUTS],
         saved: Saved<B>,
-        tracked: [bool; N],
-    ) -> [Option<FloatTensor<B>>; N] {
-        // A constant rank, the last input, accumulates nothing.
-        let learning = self.learning.take().filter(|_| tracked[N - 1]);
-        let ([q, k, v], logits, selection) = self.unpack(inputs, learning);
+        tracked: [bool; INPUTS],
+    ) -> [Option<FloatTensor<B>>; INPUTS] {
+        let [q, k, v, logits, scores, rank] = inputs;
+        let [q, k, v] = [q, k, v].map(|rows| rows.expect("q, k and v"));
+        // A constant rank accumulates nothing.
+        let learning = self.learning.take().filter(|_| tracked[RANK]).zip(rank);
         let of_logits =
-            logits.map(|logits| tracked[LOGITS].then(|| sink::gradient::<B>(&saved, logits)));
+            (logits.filter(|_| tracked[LOGITS])).map(|logits| sink::gradient::<B>(&saved, logits));
         // Constant scores accumulate nothing either, and sums that nobody reads take time.
-        let problem = match tracked.get(3 + usize::from(self.has_sink)) {
-            Some(false) => self.problem.with_constant_scores(),
-            _ => self.problem,
+        let problem = match scores.is_some() && !tracked[SCORES] {
+            true => self.problem.with_constant_scores(),
+            false => self.problem,
         };
+        let selection = self.selection(scores, learning);
         // With the output and the LSE of all logits, the weights of keys, the gains of runners-up and the worth of
         // kept keys include the sink.
         let grads = B::dynamic_mask_backward(q, k, v, selection, saved, problem);
         let [scores, rank] = [grads.scores, grads.rank].map(OptionalFloat::into_option);
-        let rows = [grads.q, grads.k, grads.v].map(Some);
-        let others = of_logits.into_iter().chain([scores, rank]);
-        let mut grads = rows.into_iter().chain(others);
-        std::array::from_fn(|_| grads.next().flatten())
-    }
-}
-
-/// Index of the sink logits among the inputs.
-const LOGITS: usize = 3;
-
-impl<B: DynamicMaskOps> Selected<B> {
-    fn unpack<const N: usize>(
-        &self,
-        inputs: [FloatTensor<B>; N],
-        learning: Option<tensors::RankLearning<IntTensor<B>>>,
-    ) -> Unpacked<B> {
-        let mut inputs = inputs.into_iter();
-        let mut next = || (inputs.next()).expect("as many as the pass was recorded with");
-        let rows = [next(), next(), next()];
-        let logits = self.has_sink.then(&mut next);
-        let selection = match self.intervals.clone() {
-            None => Selection::All,
-            Some(intervals) => Selection::Scored {
-                scores: next(),
-                intervals,
-                learning: RankLearning::from_parts(learning.map(|learning| (learning, next()))),
-            },
-        };
-        (rows, logits, selection)
+        let [q, k, v] = [grads.q, grads.k, grads.v].map(Some);
+        [q, k, v, of_logits, scores, rank]
     }
 }

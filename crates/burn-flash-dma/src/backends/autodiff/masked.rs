@@ -1,9 +1,9 @@
 //! Gradients of masked attention: one fused backward pass for whichever of q, k, v and bias are tracked.
 
-use super::node::{self, Pass, Recorded, constants, first_order, record};
+use super::node::{self, Pass, first_order, record};
 use crate::ops::masked::MaskedAttentionOps;
 use crate::types::{
-    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved, Wanted,
 };
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -37,32 +37,15 @@ impl<B: MaskedAttentionOps, C: CheckpointStrategy> MaskedAttentionOps for Autodi
         v: FloatTensor<Self>,
         masking: Masking<Self>,
         problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], masking, problem, false)
-    }
-
-    fn masked_attention_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        masking: Masking<Self>,
-        problem: MaskedProblem,
+        wanted: Wanted,
     ) -> Forwarded<Self> {
-        let [q, k, v] = [q, k, v].map(|t| t.into_primitive());
-        let masking = inner(masking);
-        constants(B::masked_attention_forward_with_residual(
-            q, k, v, masking, problem,
-        ))
-    }
-
-    fn masked_attention_forward_with_lse(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        masking: Masking<Self>,
-        problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        run::<B, C>([q, k, v], masking, problem, true)
+        let plan = match masking.plan {
+            OptionalPlan::None => None,
+            OptionalPlan::Some { bits, counts } => Some((bits, counts)),
+        };
+        let pass = Masked { plan, problem };
+        let inputs = [Some(q), Some(k), Some(v), masking.bias.into_option()];
+        record::<B, C, _, INPUTS>(inputs, pass, wanted)
     }
 
     fn masked_attention_backward(
@@ -107,25 +90,12 @@ fn inner<B: MaskedAttentionOps, C: CheckpointStrategy>(
     }
 }
 
-fn run<B: MaskedAttentionOps, C: CheckpointStrategy>(
-    [q, k, v]: [Recorded<B, C>; 3],
-    masking: Masking<Autodiff<B, C>>,
-    problem: MaskedProblem,
-    differentiable_lse: bool,
-) -> (Recorded<B, C>, Recorded<B, C>) {
-    let plan = match masking.plan {
-        OptionalPlan::None => None,
-        OptionalPlan::Some { bits, counts } => Some((bits, counts)),
-    };
-    let pass = Masked { plan, problem };
-    match masking.bias {
-        OptionalFloat::None => record::<B, C, _, 3>([q, k, v], pass, differentiable_lse),
-        OptionalFloat::Some(bias) => {
-            record::<B, C, _, 4>([q, k, v, bias], pass, differentiable_lse)
-        }
-    }
-}
+/// The inputs of a pass: q, k, v and the bias.
+const INPUTS: usize = 4;
 
+const BIAS: usize = 3;
+
+/// Masked attention: all of it but its [`INPUTS`].
 #[derive(Clone, Debug)]
 struct Masked<B: MaskedAttentionOps> {
     plan: Option<(IntTensor<B>, IntTensor<B>)>,
@@ -133,51 +103,43 @@ struct Masked<B: MaskedAttentionOps> {
 }
 
 impl<B: MaskedAttentionOps> Masked<B> {
-    fn unpack<const N: usize>(
-        &self,
-        inputs: [FloatTensor<B>; N],
-    ) -> ([FloatTensor<B>; 3], Masking<B>) {
-        let mut inputs = inputs.into_iter();
-        let mut next = || inputs.next().expect("q, k and v");
-        let rows = [next(), next(), next()];
-        let masking = Masking {
+    fn masking(&self, bias: Option<FloatTensor<B>>) -> Masking<B> {
+        Masking {
             plan: match self.plan.clone() {
                 None => OptionalPlan::None,
                 Some((bits, counts)) => OptionalPlan::Some { bits, counts },
             },
-            bias: OptionalFloat::from_option(inputs.next()),
-        };
-        (rows, masking)
+            bias: OptionalFloat::from_option(bias),
+        }
     }
 }
 
-impl<B: MaskedAttentionOps, const N: usize> Pass<B, N> for Masked<B> {
-    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>) {
-        let ([q, k, v], masking) = self.unpack(inputs);
-        B::masked_attention_forward(q, k, v, masking, self.problem)
-    }
-
-    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B> {
-        let ([q, k, v], masking) = self.unpack(inputs);
-        B::masked_attention_forward_with_residual(q, k, v, masking, self.problem)
+impl<B: MaskedAttentionOps> Pass<B, INPUTS> for Masked<B> {
+    fn forward(&self, inputs: [Option<FloatTensor<B>>; INPUTS], wanted: Wanted) -> Forwarded<B> {
+        let [q, k, v, bias] = inputs;
+        let [q, k, v] = [q, k, v].map(|rows| rows.expect("q, k and v"));
+        B::masked_attention_forward(q, k, v, self.masking(bias), self.problem, wanted)
     }
 
     fn backward(
         self,
-        inputs: [FloatTensor<B>; N],
+        inputs: [Option<FloatTensor<B>>; INPUTS],
         saved: Saved<B>,
-        tracked: [bool; N],
-    ) -> [Option<FloatTensor<B>>; N] {
-        let ([q, k, v], masking) = self.unpack(inputs);
-        let bias_type = masking.bias.as_option().map_or(DType::F32, |t| t.dtype());
-        let of_bias = tracked.get(3).is_some_and(|&tracked| tracked);
-        let grads = B::masked_attention_backward(q, k, v, masking, saved, self.problem, of_bias);
-        let bias = match grads.bias {
-            OptionalFloat::None => None,
-            OptionalFloat::Some(t) if t.dtype() == bias_type => Some(t),
-            OptionalFloat::Some(t) => Some(B::float_cast(t, bias_type.into())),
-        };
-        let mut grads = [Some(grads.q), Some(grads.k), Some(grads.v), bias].into_iter();
-        std::array::from_fn(|_| grads.next().flatten())
+        tracked: [bool; INPUTS],
+    ) -> [Option<FloatTensor<B>>; INPUTS] {
+        let [q, k, v, bias] = inputs;
+        let [q, k, v] = [q, k, v].map(|rows| rows.expect("q, k and v"));
+        let bias_type = bias.as_ref().map_or(DType::F32, |t| t.dtype());
+        let (masking, problem) = (self.masking(bias), self.problem);
+        let of_bias = tracked[BIAS];
+        let grads = B::masked_attention_backward(q, k, v, masking, saved, problem, of_bias);
+        let bias = grads
+            .bias
+            .into_option()
+            .map(|t| match t.dtype() == bias_type {
+                true => t,
+                false => B::float_cast(t, bias_type.into()),
+            });
+        [Some(grads.q), Some(grads.k), Some(grads.v), bias]
     }
 }

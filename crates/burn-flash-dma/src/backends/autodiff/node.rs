@@ -1,7 +1,7 @@
 //! The node of an attention pass in the autodiff graph.
 
 use super::handed::HandedGradient;
-use crate::types::{Forwarded, Saved};
+use crate::types::{Forwarded, Saved, Wanted};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -13,19 +13,16 @@ use flash_dma_problem::{AttentionError, TensorName};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// An attention pass of `N` tensors, and everything else it keeps.
+/// An attention pass of `N` inputs, some of which may be absent, and everything else it keeps.
 pub(crate) trait Pass<B: Backend, const N: usize>:
     Clone + Debug + Send + Sync + 'static
 {
-    fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, FloatTensor<B>);
-
-    /// [`forward`](Self::forward) with the residual of the output and the rest of the LSE, for a backward pass.
-    fn forward_with_residual(&self, inputs: [FloatTensor<B>; N]) -> Forwarded<B>;
+    fn forward(&self, inputs: [Option<FloatTensor<B>>; N], wanted: Wanted) -> Forwarded<B>;
 
     /// Gradients of the inputs that are `tracked`.
     fn backward(
         self,
-        inputs: [FloatTensor<B>; N],
+        inputs: [Option<FloatTensor<B>>; N],
         saved: Saved<B>,
         tracked: [bool; N],
     ) -> [Option<FloatTensor<B>>; N];
@@ -33,28 +30,38 @@ pub(crate) trait Pass<B: Backend, const N: usize>:
 
 pub(super) type Recorded<B, C> = FloatTensor<Autodiff<B, C>>;
 
-/// Records the forward pass.
+/// Records the forward pass. The first of the inputs is present.
 ///
 /// If `lse` must be differentiable, it is the node with the inputs as parents, and `out` a node on top of it, see
 /// [`HandedGradient`]. So there is still one backward pass.
 pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: usize>(
-    inputs: [Recorded<B, C>; N],
+    inputs: [Option<Recorded<B, C>>; N],
     pass: P,
-    differentiable_lse: bool,
-) -> (Recorded<B, C>, Recorded<B, C>) {
-    let nodes = inputs.each_ref().map(|t| t.node());
+    wanted: Wanted,
+) -> Forwarded<Autodiff<B, C>> {
+    let inner =
+        |inputs: [Option<Recorded<B, C>>; N]| inputs.map(|input| input.map(|t| t.into_primitive()));
+    if wanted == Wanted::Saved {
+        return constants(pass.forward(inner(inputs), wanted));
+    }
+    // A node has as many parents for every call: an absent input has the first one's, and no gradient.
+    let nodes = inputs.each_ref().map(|input| {
+        let input = input.as_ref().or(inputs[0].as_ref());
+        input.expect("the first input is present").node()
+    });
     let node = AttentionNode::<P>(PhantomData);
     match node.prepare::<C>(nodes).compute_bound().stateful() {
         OpsKind::UnTracked(prep) => {
-            let (out, lse) = pass.forward(inputs.map(|t| t.into_primitive()));
-            (prep.finish(out), Autodiff::<B, C>::from_inner(lse))
+            let results = pass.forward(inner(inputs), wanted).into_tensors();
+            let out = prep.finish(results.out);
+            let lse = Autodiff::<B, C>::from_inner(results.lse);
+            Forwarded::from_tensors(Outputs::new(out, lse))
         }
         OpsKind::Tracked(mut prep) => {
-            let checkpoints = inputs.each_ref().map(|t| prep.checkpoint(t));
-            let results = pass.forward_with_residual(inputs.map(|t| t.into_primitive()));
-            let results = results.into_tensors();
+            let checkpoints = (inputs.each_ref()).map(|t| t.as_ref().map(|t| prep.checkpoint(t)));
+            let results = pass.forward(inner(inputs), Wanted::Saved).into_tensors();
             let (out, lse) = (results.out.clone(), results.lse.clone());
-            let shared = differentiable_lse.then(HandedGradient::<B>::new);
+            let shared = (wanted == Wanted::OutAndLse).then(HandedGradient::<B>::new);
             let state = State {
                 inputs: checkpoints,
                 pass,
@@ -62,7 +69,8 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
                 grad_out: shared.clone(),
             };
             let Some(shared) = shared else {
-                return (prep.finish(state, out), Autodiff::<B, C>::from_inner(lse));
+                let lse = Autodiff::<B, C>::from_inner(lse);
+                return Forwarded::from_tensors(Outputs::new(prep.finish(state, out), lse));
             };
             let tracked_lse = prep.finish(state, lse.clone());
             let prep = OutNode.prepare::<C>([tracked_lse.node()]);
@@ -70,14 +78,14 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
                 OpsKind::Tracked(prep) => prep.finish((shared, lse), out),
                 OpsKind::UnTracked(prep) => prep.finish(out),
             };
-            (out, tracked_lse)
+            Forwarded::from_tensors(Outputs::new(out, tracked_lse))
         }
     }
 }
 
 #[derive(Clone, Debug)]
 struct State<B: Backend, P, const N: usize> {
-    inputs: [NodeId; N],
+    inputs: [Option<NodeId>; N],
     pass: P,
     results: Outputs<FloatTensor<B>>,
     /// Present if the node's own gradient is that of `lse` rather than of `out`.
@@ -108,12 +116,12 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
                 (grad_out, Some(grad))
             }
         };
-        let inputs = state
-            .inputs
-            .map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let present = state.inputs.map(|id| id.is_some());
+        let inputs = (state.inputs)
+            .map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
         let saved = tensors::Saved::new(state.results, grad_out, grad_lse);
         let saved = Saved::from_tensors(saved);
-        let tracked = ops.parents.each_ref().map(Option::is_some);
+        let tracked = std::array::from_fn(|n| present[n] && ops.parents[n].is_some());
         let results = state.pass.backward(inputs, saved, tracked);
         for (parent, grad) in ops.parents.into_iter().zip(results) {
             if let (Some(parent), Some(grad)) = (parent, grad) {
@@ -158,7 +166,7 @@ pub(crate) fn inner<B: Backend, C: CheckpointStrategy>(saved: Saved<Autodiff<B, 
 }
 
 /// The results of a pass as constants of the graph.
-pub(crate) fn constants<B: Backend, C: CheckpointStrategy>(
+fn constants<B: Backend, C: CheckpointStrategy>(
     results: Forwarded<B>,
 ) -> Forwarded<Autodiff<B, C>> {
     let constant = Autodiff::<B, C>::from_inner;

@@ -3,15 +3,15 @@
 use super::packed::empty_gradients;
 use super::tensors::{addressable, empty, rows, run_checked};
 use crate::ops::attention::DynamicMaskOps;
-use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
+use crate::types::{AttentionGrads, Forwarded, Saved, Selection, Wanted};
 use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 use cubecl::prelude::TensorBinding;
-use flash_dma_kernels::{Inputs, backward, forward};
-use flash_dma_problem::tensors::{self, Gradients, Outputs};
+use flash_dma_kernels::{Backward, Forward, Inputs};
+use flash_dma_problem::tensors::{Gradients, Outputs};
 use flash_dma_problem::{EngineChoice, KeptKeys, Problem};
 
 impl DynamicMaskOps for CubeBackend {
@@ -32,21 +32,19 @@ impl DynamicMaskOps for CubeBackend {
         v: FloatTensor<Self>,
         selection: Selection<Self>,
         problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let results = empty_outputs(&q, &problem);
-        run_forward([q, k, v], selection, problem, &results);
-        (results.out, results.lse)
-    }
-
-    fn dynamic_mask_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        selection: Selection<Self>,
-        problem: Problem,
+        wanted: Wanted,
     ) -> Forwarded<Self> {
-        let results = empty_outputs_for_backward(&q, &problem);
-        run_forward([q, k, v], selection, problem, &results);
+        let (client, engine) = (q.client.clone(), problem.engine);
+        let results = empty_outputs(&q, &problem, wanted);
+        let inputs = Inputs {
+            q: rows(engine, q),
+            k: rows(engine, k),
+            v: rows(engine, v),
+            selection: selected(selection),
+        };
+        let plan = problem.plan_forward(&client, &inputs, None);
+        let result = plan.and_then(|plan| plan.run(results.as_ref().map(binding, binding)));
+        run_checked("attention's forward pass", results.all(), result);
         Forwarded::from_tensors(results)
     }
 
@@ -58,10 +56,10 @@ impl DynamicMaskOps for CubeBackend {
         saved: Saved<Self>,
         problem: Problem,
     ) -> AttentionGrads<Self> {
-        let client = q.client.clone();
         let [grad_q, grad_k, grad_v] = empty_gradients([&q, &k, &v], &problem);
         let words = || empty(&q, problem.scores_shape(), DType::F32);
-        let selection = selection.into_tensors();
+        let (client, engine) = (q.client.clone(), problem.engine);
+        let selection = selected(selection);
         let learns = (selection.as_ref()).is_some_and(|selection| selection.learning.is_some());
         let grads = Gradients {
             q: grad_q,
@@ -70,9 +68,14 @@ impl DynamicMaskOps for CubeBackend {
             scores: problem.scores_learn.then(words),
             rank: learns.then(words),
         };
-        let inputs = inputs(problem.engine, [q, k, v], selection);
-        let saved = saved_bindings(problem.engine, saved);
-        let plan = backward::plan(&client, &problem, &inputs, &saved);
+        let inputs = Inputs {
+            q: rows(engine, q),
+            k: rows(engine, k),
+            v: rows(engine, v),
+            selection,
+        };
+        let saved = saved_bindings(engine, saved);
+        let plan = problem.plan_backward(&client, &inputs, &saved, None);
         let bindings = grads.as_ref().map(binding, binding);
         let result = plan.and_then(|plan| plan.run(bindings));
         run_checked("attention's backward pass", grads.all(), result);
@@ -80,37 +83,27 @@ impl DynamicMaskOps for CubeBackend {
     }
 }
 
-fn run_forward(
-    rows: [CubeTensor; 3],
-    selection: Selection<CubeBackend>,
-    problem: Problem,
-    results: &Outputs<CubeTensor>,
-) {
-    let client = rows[0].client.clone();
-    let inputs = inputs(problem.engine, rows, selection.into_tensors());
-    let plan = forward::plan(&client, &problem, &inputs);
-    let result = plan.and_then(|plan| plan.run(results.as_ref().map(binding, binding)));
-    run_checked("attention's forward pass", results.all(), result);
-}
-
 /// A tensor's binding, through which the kernels write it.
 pub(super) fn binding(tensor: &CubeTensor) -> TensorBinding {
     tensor.clone().binding()
 }
 
-/// Room for the outputs of a forward pass that no backward pass follows, on the device of `q`: each token's heads together,
-/// as the product that follows attention reads them.
-pub(super) fn empty_outputs(q: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
-    let out = empty_rows(q, problem.q_shape());
-    Outputs::new(out, empty(q, problem.lse_shape(), DType::F32))
-}
-
-/// The same with the tensors that the backward pass needs.
-pub(super) fn empty_outputs_for_backward(q: &CubeTensor, problem: &Problem) -> Outputs<CubeTensor> {
+/// Room for the outputs of a forward pass that are wanted, on the device of `q`: each token's heads together, as the
+/// product that follows attention reads them.
+pub(super) fn empty_outputs(
+    q: &CubeTensor,
+    problem: &Problem,
+    wanted: Wanted,
+) -> Outputs<CubeTensor> {
+    let words = || empty(q, problem.lse_shape(), DType::F32);
+    let saved = wanted == Wanted::Saved;
     Outputs {
-        residual: (problem.residual_shape()).map(|shape| empty_rows(q, shape)),
-        lse_rest: Some(empty(q, problem.lse_shape(), DType::F32)),
-        ..empty_outputs(q, problem)
+        out: empty_rows(q, problem.q_shape()),
+        residual: (problem.residual_shape())
+            .filter(|_| saved)
+            .map(|shape| empty_rows(q, shape)),
+        lse: words(),
+        lse_rest: saved.then(words),
     }
 }
 
@@ -131,16 +124,8 @@ pub(super) fn saved_bindings(
         .map(|tensor| rows(choice, tensor), words)
 }
 
-fn inputs(
-    choice: EngineChoice,
-    [q, k, v]: [CubeTensor; 3],
-    selection: Option<tensors::Selection<CubeTensor>>,
-) -> Inputs {
+fn selected(selection: Selection<CubeBackend>) -> Option<flash_dma_kernels::Selection> {
     let words = |tensor| into_contiguous(tensor).binding();
-    Inputs {
-        q: rows(choice, q),
-        k: rows(choice, k),
-        v: rows(choice, v),
-        selection: selection.map(|selection| selection.map(addressable, words, words)),
-    }
+    let selection = selection.into_tensors();
+    selection.map(|selection| selection.map(addressable, words, words))
 }

@@ -1,19 +1,18 @@
 //! Masks and biases on every CubeCL runtime.
 
-use super::attention::{binding, empty_outputs, empty_outputs_for_backward, saved_bindings};
+use super::attention::{binding, empty_outputs, saved_bindings};
 use super::packed::empty_gradients;
 use super::tensors::{empty, rows, run_checked};
 use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::types::{
-    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved, Wanted,
 };
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn::tensor::DType;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
-use flash_dma_kernels::{MaskBits, MaskedGradients, MaskedInputs, backward, forward};
-use flash_dma_problem::tensors::Outputs;
+use flash_dma_kernels::{Backward, Forward, MaskBits, MaskedGradients, MaskedInputs};
 use flash_dma_problem::{EngineChoice, MaskedProblem, PlanGeometry};
 
 impl MaskedAttentionOps for CubeBackend {
@@ -50,21 +49,14 @@ impl MaskedAttentionOps for CubeBackend {
         v: FloatTensor<Self>,
         masking: Masking<Self>,
         problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let results = empty_outputs(&q, &problem.attention);
-        run_forward([q, k, v], masking, problem, &results);
-        (results.out, results.lse)
-    }
-
-    fn masked_attention_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        masking: Masking<Self>,
-        problem: MaskedProblem,
+        wanted: Wanted,
     ) -> Forwarded<Self> {
-        let results = empty_outputs_for_backward(&q, &problem.attention);
-        run_forward([q, k, v], masking, problem, &results);
+        let client = q.client.clone();
+        let results = empty_outputs(&q, &problem.attention, wanted);
+        let inputs = inputs(problem.attention.engine, [q, k, v], masking);
+        let plan = problem.plan_forward(&client, &inputs, None);
+        let result = plan.and_then(|plan| plan.run(results.as_ref().map(binding, binding)));
+        run_checked("masked attention's forward pass", results.all(), result);
         Forwarded::from_tensors(results)
     }
 
@@ -89,7 +81,7 @@ impl MaskedAttentionOps for CubeBackend {
         };
         let inputs = inputs(p.engine, [q, k, v], masking);
         let saved = saved_bindings(p.engine, saved);
-        let plan = backward::plan(&client, &problem, &inputs, &saved);
+        let plan = problem.plan_backward(&client, &inputs, &saved, None);
         let result = plan.and_then(|plan| plan.run(grads));
         let results = [&grad_q, &grad_k, &grad_v].into_iter().chain(&grad_bias);
         run_checked("masked attention's backward pass", results, result);
@@ -100,19 +92,6 @@ impl MaskedAttentionOps for CubeBackend {
             bias: OptionalFloat::from_option(grad_bias),
         }
     }
-}
-
-fn run_forward(
-    rows: [CubeTensor; 3],
-    masking: Masking<CubeBackend>,
-    problem: MaskedProblem,
-    results: &Outputs<CubeTensor>,
-) {
-    let client = rows[0].client.clone();
-    let inputs = inputs(problem.attention.engine, rows, masking);
-    let plan = forward::plan(&client, &problem, &inputs);
-    let result = plan.and_then(|plan| plan.run(results.as_ref().map(binding, binding)));
-    run_checked("masked attention's forward pass", results.all(), result);
 }
 
 /// Empty plan tensors on the device of `like`, and the bindings for the kernels to write.

@@ -5,7 +5,7 @@ use super::packed::RowGradients;
 use super::tensors::{Stored, addressable, buffer, by_element, contiguous, run, tensor, view};
 use crate::ops::attention::DynamicMaskOps;
 use crate::spans::span;
-use crate::types::{AttentionGrads, Forwarded, Saved, Selection};
+use crate::types::{AttentionGrads, Forwarded, Saved, Selection, Wanted};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn_flex::FlexTensor;
@@ -33,23 +33,11 @@ impl DynamicMaskOps for Flex {
         v: FloatTensor<Self>,
         selection: Selection<Self>,
         problem: Problem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let _span = span!("forward", engine = "cpu");
-        let call = Call::new([q, k, v], selection, problem);
-        let results = by_element!(call.rows[0].dtype(), E => call.forward::<E>(false));
-        (results.out, results.lse)
-    }
-
-    fn dynamic_mask_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        selection: Selection<Self>,
-        problem: Problem,
+        wanted: Wanted,
     ) -> Forwarded<Self> {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], selection, problem);
-        by_element!(call.rows[0].dtype(), E => call.forward::<E>(true))
+        by_element!(call.rows[0].dtype(), E => call.forward::<E>(wanted))
     }
 
     fn dynamic_mask_backward(
@@ -66,18 +54,19 @@ impl DynamicMaskOps for Flex {
     }
 }
 
-/// The results of `forward`, with the residual if it is wanted and there is one.
+/// The results of `forward` that are wanted.
 pub(super) fn forwarded<E: Element + Stored>(
     problem: &Problem,
-    residual: bool,
+    wanted: Wanted,
     forward: impl FnOnce(flash_dma_cpu::Outputs<'_, E>) -> Result<(), AttentionError>,
 ) -> Forwarded<Flex> {
-    let shape = problem.residual_shape().filter(|_| residual);
+    let saved = wanted == Wanted::Saved;
+    let shape = problem.residual_shape().filter(|_| saved);
     let mut results: Outputs<Vec<E>, Vec<f32>> = Outputs {
         out: buffer(problem.q_shape()),
         residual: shape.map(buffer),
         lse: buffer(problem.lse_shape()),
-        lse_rest: Some(buffer(problem.lse_shape())),
+        lse_rest: saved.then(|| buffer(problem.lse_shape())),
     };
     run(forward(
         results.as_mut().map(Vec::as_mut_slice, Vec::as_mut_slice),
@@ -144,8 +133,8 @@ impl Call {
         }
     }
 
-    fn forward<E: Element + Stored>(self, residual: bool) -> Forwarded<Flex> {
-        forwarded::<E>(&self.problem, residual, |outputs| {
+    fn forward<E: Element + Stored>(self, wanted: Wanted) -> Forwarded<Flex> {
+        forwarded::<E>(&self.problem, wanted, |outputs| {
             flash_dma_cpu::forward(&self.problem, self.inputs(), outputs)
         })
     }

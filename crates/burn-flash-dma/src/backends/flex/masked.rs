@@ -7,7 +7,7 @@ use crate::backends::bias::as_f32;
 use crate::ops::masked::MaskedAttentionOps;
 use crate::spans::span;
 use crate::types::{
-    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved,
+    Forwarded, MaskedGrads, Masking, OptionalFloat, OptionalPlan, PlanTensors, Saved, Wanted,
 };
 use burn::backend::Flex;
 use burn::backend::tensor::{BoolTensor, FloatTensor, IntTensor};
@@ -47,23 +47,11 @@ impl MaskedAttentionOps for Flex {
         v: FloatTensor<Self>,
         masking: Masking<Self>,
         problem: MaskedProblem,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let _span = span!("forward", engine = "cpu");
-        let call = Call::new([q, k, v], masking, problem);
-        let results = by_element!(call.rows[0].dtype(), E => call.forward::<E>(false));
-        (results.out, results.lse)
-    }
-
-    fn masked_attention_forward_with_residual(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        masking: Masking<Self>,
-        problem: MaskedProblem,
+        wanted: Wanted,
     ) -> Forwarded<Self> {
         let _span = span!("forward", engine = "cpu");
         let call = Call::new([q, k, v], masking, problem);
-        by_element!(call.rows[0].dtype(), E => call.forward::<E>(true))
+        by_element!(call.rows[0].dtype(), E => call.forward::<E>(wanted))
     }
 
     fn masked_attention_backward(
@@ -134,9 +122,9 @@ impl Call {
         }
     }
 
-    fn forward<E: Element + Stored>(self, residual: bool) -> Forwarded<Flex> {
+    fn forward<E: Element + Stored>(self, wanted: Wanted) -> Forwarded<Flex> {
         let p = &self.problem.attention;
-        forwarded::<E>(p, residual, |outputs| {
+        forwarded::<E>(p, wanted, |outputs| {
             flash_dma_cpu::masked_forward(&self.problem, self.inputs(), outputs)
         })
     }

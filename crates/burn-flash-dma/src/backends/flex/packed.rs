@@ -134,7 +134,7 @@ mod tests {
     use super::super::tensors::contiguous;
     use super::*;
     use crate::ops::attention::DynamicMaskOps;
-    use crate::types::{OptionalFloat, Saved, Selection};
+    use crate::types::{OptionalFloat, Saved, Selection, Wanted};
     use burn::tensor::TensorData;
     use flash_dma_problem::{AttentionOptions, ElementType};
 
@@ -158,13 +158,14 @@ mod tests {
             Problem::new(&q_shape, &kv_shape, &kv_shape, None, element, &options).expect("it fits");
         let rows = [q, rows.k, rows.v];
         let [q, k, v] = rows.clone();
-        let (out, lse) = Flex::dynamic_mask_forward(q, k, v, Selection::All, problem);
+        let wanted = Wanted::Out;
+        let results = Flex::dynamic_mask_forward(q, k, v, Selection::All, problem, wanted);
         let saved = Saved {
             grad_out: random(&q_shape),
-            out,
-            residual: OptionalFloat::None,
-            lse,
-            lse_rest: OptionalFloat::None,
+            out: results.out,
+            residual: results.residual,
+            lse: results.lse,
+            lse_rest: results.lse_rest,
             grad_lse: OptionalFloat::None,
         };
         let [q, k, v] = rows;

@@ -33,9 +33,6 @@ pub fn attention(draw: &mut Draw) {
     let sizes = draw.sizes();
     let [q, k, v] = rows(draw, &sizes);
     let options = draw.options(sizes.q_heads, false);
-    if draw.one_in(3) {
-        return finish!(draw, try_attention(q, k, v, options));
-    }
     forward(draw, Attention::new(q, k, v).options(options), &sizes);
 }
 
@@ -162,17 +159,13 @@ fn inspect(draw: &mut Draw, intervals: &Intervals, scores: &Tensor<3>) {
     });
 }
 
-pub fn zoh_attention(draw: &mut Draw) {
+pub fn zoh_scores(draw: &mut Draw) {
     let sizes = draw.sizes();
-    let [q, k, v] = rows(draw, &sizes);
+    let [_, _, v] = rows(draw, &sizes);
     let width = sizes.kv_heads * sizes.dim;
     let dt_proj = draw.tensor("dt_proj", [sizes.kv_heads, width]);
     let a = draw.tensor("a", [sizes.kv_heads]);
-    if draw.one_in(2) {
-        return finish!(draw, try_zoh_scores(v, dt_proj, a));
-    }
-    let options = draw.options(sizes.q_heads, true);
-    finish!(draw, try_flash_dma_attention(q, k, v, dt_proj, a, options));
+    finish!(draw, try_zoh_scores(v, dt_proj, a));
 }
 
 pub fn masked_attention(draw: &mut Draw) {
@@ -184,9 +177,6 @@ pub fn masked_attention(draw: &mut Draw) {
     let dtype = score_type(draw);
     let bias = draw.maybe(|draw| draw.tensor_in("bias", shape, dtype));
     let options = draw.options(sizes.q_heads, false);
-    if draw.one_in(3) {
-        return finish!(draw, try_masked_attention(q, k, v, mask, bias, options));
-    }
     let attention = MaskedAttention::new(q, k, v);
     let attention = match draw.one_in(2) {
         true => attention.mask(mask),

@@ -65,7 +65,7 @@ const CASES: &[Case] = &[
     functions::attention,
     functions::scored_attention,
     functions::scored_attention,
-    functions::zoh_attention,
+    functions::zoh_scores,
     functions::masked_attention,
     functions::masks,
     functions::packed_attention,

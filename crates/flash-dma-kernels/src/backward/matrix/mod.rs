@@ -102,9 +102,9 @@ pub(crate) fn launch(
 ) {
     let keys = SelectedKeys::new(client, problem, inputs);
     let pass = MmaPass::new(client, problem, inputs.rows(), saved, blueprints);
-    keys.for_each_slice(blueprints.dq.tile.queries(), &[&grads.q], |tiles| {
+    for tiles in keys.slices(blueprints.dq.tile.queries(), [&grads.q]) {
         pass.launch_dq(tiles, &grads.q);
-    });
+    }
     pass.launch_keys(&keys, grads);
     pass.launch_ranks(&keys, grads);
 }

@@ -13,9 +13,7 @@ use crate::host::pass::Plan;
 use crate::host::peak::peak_of;
 use crate::planning::{largest_batch, longest, required_bytes};
 use crate::select::select_workspace;
-use crate::{
-    AttentionError, AttentionOptions, ElementType, Passes, Problem, backward, forward, select,
-};
+use crate::{AttentionError, AttentionOptions, ElementType, Forward, Passes, Problem, select};
 use cubecl::client::Client;
 use cubecl::ir::AddressType;
 use cubecl_runtime::id::KernelId;
@@ -79,8 +77,8 @@ impl<P: Backward<Gradients: Clone>> Attention<P> {
     /// The bytes that both passes requested and announced on an engine; `None` if it does not support the problem.
     fn passes(&self, client: &Client, problem: &P, engine: Engine) -> [Option<[usize; 2]>; 2] {
         let Self { inputs, saved, .. } = self;
-        let forward = forward::plan_on(engine, client, problem, inputs);
-        let backward = backward::plan_on(engine, client, problem, inputs, saved);
+        let forward = problem.plan_forward(client, inputs, Some(engine));
+        let backward = problem.plan_backward(client, inputs, saved, Some(engine));
         [
             requested(client, forward, self.outputs()),
             requested(client, backward, self.grads.clone()),
@@ -194,8 +192,8 @@ fn memory_is_linear_in_the_tokens_up_to_four_million() {
                 let tensors = Tensors::scored(client, &p);
                 ENGINES.map(|engine| {
                     let (inputs, saved) = (&tensors.inputs, &tensors.saved);
-                    let forward = forward::plan_on(engine, client, &p, inputs);
-                    let backward = backward::plan_on(engine, client, &p, inputs, saved);
+                    let forward = p.plan_forward(client, inputs, Some(engine));
+                    let backward = p.plan_backward(client, inputs, saved, Some(engine));
                     [
                         forward.expect("served").workspace_bytes(),
                         backward.expect("served").workspace_bytes(),

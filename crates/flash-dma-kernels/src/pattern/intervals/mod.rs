@@ -212,7 +212,7 @@ fn tile_key_lists_with(
     lists
 }
 
-/// Builds and drops the lists of a [forward pass](crate::forward::plan) in tiles of `queries`, for benchmarks: all of
+/// Builds and drops the lists of a [forward pass](crate::forward::Forward::plan_forward) in tiles of `queries`, for benchmarks: all of
 /// its launches except the attention kernel. `problem` must have scores, and `selection` must fit it.
 #[cfg(feature = "internals")]
 pub fn list_all(client: &Client, problem: &Problem, selection: &Selection, queries: usize) {

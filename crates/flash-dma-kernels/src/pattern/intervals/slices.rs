@@ -9,6 +9,8 @@ use crate::pattern::tensors::{KeyTensors, SourceTensors, TileLaunch};
 use cubecl::client::Client;
 use cubecl::prelude::TensorBinding;
 use flash_dma_problem::Problem;
+use std::ops::Range;
+use std::{iter, mem, vec};
 
 /// The keys that a call's scores select, or all keys.
 pub(crate) struct SelectedKeys<'a> {
@@ -18,7 +20,7 @@ pub(crate) struct SelectedKeys<'a> {
     pub selection: Option<(&'a Selection, LiveKeys)>,
 }
 
-/// The bytes of the buffers that [`for_each_slice`] holds at once, for tiles of `queries` queries.
+/// The bytes of the buffers that [`SelectedKeys::slices`] holds at once, for tiles of `queries` queries.
 pub(crate) fn slice_bytes(problem: &Problem, queries: usize) -> usize {
     if !problem.has_scores {
         return 0;
@@ -38,47 +40,80 @@ impl<'a> SelectedKeys<'a> {
         }
     }
 
-    /// Calls `launch` for each slice of tiles of `queries` queries. Each call writes a part of every one of `results`;
-    /// if a slice fails, they carry the failure regardless of later slices.
-    pub(crate) fn for_each_slice(
-        &self,
+    /// The slices of tiles of `queries` queries, for one launch each. Each launch writes a part of every one of
+    /// `results`: if one fails, they carry the failure regardless of later launches.
+    pub(crate) fn slices<'b>(
+        &'b self,
         queries: usize,
-        results: &[&TensorBinding],
-        mut launch: impl FnMut(TileLaunch),
-    ) {
-        let (client, problem) = (self.client, self.problem);
-        let tiles = QueryTiles::new(problem, queries);
-        let Some((selection, live)) = &self.selection else {
-            return launch(TileLaunch {
-                source: SourceTensors::default(),
-                first: 0,
-                count: tiles.count,
-            });
+        results: impl IntoIterator<Item = &'b TensorBinding>,
+    ) -> Slices<'b> {
+        let tiles = QueryTiles::new(self.problem, queries);
+        let rows = self.problem.batch * self.problem.kv_heads;
+        let ranges: Vec<_> = match &self.selection {
+            None => iter::once(0..tiles.count).collect(),
+            Some(_) => tiles.slices(rows).collect(),
         };
-        let slices: Vec<_> = tiles.slices(problem.batch * problem.kv_heads).collect();
-        let seal = (slices.len() > 1).then(|| Seal::new(client));
-        for slice in slices {
-            let lists = tile_key_lists(client, problem, live, &tiles, slice.clone());
-            let intervals = selection.intervals.clone();
-            launch(TileLaunch {
-                source: SourceTensors {
-                    bias: Some(selection.scores.clone()),
-                    keys: KeyTensors::Intervals([intervals, lists.keys, lists.counts]),
-                    kept_from: None,
-                },
-                first: slice.start,
-                // Without causal masking all tiles share the one list.
-                count: match problem.causal {
-                    true => slice.len(),
-                    false => tiles.count,
-                },
-            });
-            if let Some(seal) = &seal {
+        let in_parts = ranges.len() > 1;
+        Slices {
+            keys: self,
+            tiles,
+            seal: in_parts.then(|| (Seal::new(self.client), results.into_iter().collect())),
+            ranges: ranges.into_iter(),
+            launched: false,
+        }
+    }
+}
+
+/// The slices of a pass's query tiles, whose lists are made when their turn comes.
+pub(crate) struct Slices<'a> {
+    keys: &'a SelectedKeys<'a>,
+    tiles: QueryTiles,
+    ranges: vec::IntoIter<Range<usize>>,
+    /// Given with more than one slice: it notes the results after each launch, and closes them after the last.
+    seal: Option<(Seal<'a>, Vec<&'a TensorBinding>)>,
+    launched: bool,
+}
+
+impl Iterator for Slices<'_> {
+    type Item = TileLaunch;
+
+    fn next(&mut self) -> Option<TileLaunch> {
+        let range = self.ranges.next();
+        if let Some((seal, results)) = &self.seal {
+            if mem::replace(&mut self.launched, true) {
                 results.iter().for_each(|result| seal.note(result));
             }
+            if range.is_none() {
+                results.iter().for_each(|result| seal.close(result));
+            }
         }
-        if let Some(seal) = seal {
-            results.iter().for_each(|result| seal.close(result));
-        }
+        let range = range?;
+        let SelectedKeys {
+            client, problem, ..
+        } = *self.keys;
+        Some(match &self.keys.selection {
+            None => TileLaunch {
+                source: SourceTensors::default(),
+                first: range.start,
+                count: range.len(),
+            },
+            Some((selection, live)) => {
+                let lists = tile_key_lists(client, problem, live, &self.tiles, range.clone());
+                let intervals = selection.intervals.clone();
+                TileLaunch {
+                    source: SourceTensors {
+                        bias: Some(selection.scores.clone()),
+                        keys: KeyTensors::Intervals([intervals, lists.keys, lists.counts]),
+                        kept_from: None,
+                    },
+                    first: range.start,
+                    // Without causal masking all tiles share the one list.
+                    count: match problem.causal {
+                        true => range.len(),
+                        false => self.tiles.count,
+                    },
+                }
+            }
+        })
     }
 }
