@@ -3,6 +3,8 @@
 
 #[cfg(feature = "cube")]
 mod attention;
+#[cfg(any(feature = "cube", feature = "flex"))]
+mod baseline;
 #[cfg(feature = "flex")]
 mod cpu;
 #[cfg(feature = "cube")]

@@ -138,7 +138,7 @@ impl Model {
 }
 
 /// Origin of a measurement.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Origin {
     /// `burn`; peers have other names.
     implementation: &'static str,
@@ -173,7 +173,7 @@ impl Origin {
     }
 }
 
-/// Prints a row as one line of JSON, and appends it to the named file, if any.
+/// Prints a row as one line of JSON, appends it to the named file, if any, and compares it with the baseline, if any.
 pub fn append(row: &impl Serialize, common: &Common) -> Result {
     let line = serde_json::to_string(row)?;
     println!("{line}");
@@ -184,7 +184,7 @@ pub fn append(row: &impl Serialize, common: &Common) -> Result {
             .open(path)?;
         writeln!(file, "{line}")?;
     }
-    Ok(())
+    common.compare(std::slice::from_ref(row))
 }
 
 /// Time of a call in milliseconds, from idle device to idle device, and its result, which lives until then, as lazy

@@ -1,6 +1,7 @@
 //! Options shared by the commands.
 
 use crate::Result;
+use crate::baseline::Baseline;
 use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -16,6 +17,11 @@ pub struct Common {
     #[arg(long)]
     #[serde(skip)]
     pub json: Option<PathBuf>,
+    /// A file with rows of an earlier run on the same kind of device: the command fails if a time has grown by more than
+    /// 5 %, and by more than the spread of both.
+    #[arg(long, value_name = "FILE", value_parser = Baseline::read)]
+    #[serde(skip)]
+    pub baseline: Option<Baseline>,
     /// Commit of the build, for the rows [default: that of the working directory].
     #[arg(long, default_value_t = output("git", &["rev-parse", "--short", "HEAD"]))]
     pub commit: String,
@@ -30,6 +36,21 @@ impl Common {
         let text = serde_json::to_string_pretty(rows)? + "\n";
         let told = |error| format!("cannot write {}: {error}", path.display());
         Ok(std::fs::write(path, text).map_err(told)?)
+    }
+
+    /// [Writes](Self::write) all rows and [compares](Self::compare) them.
+    pub fn finish(&self, rows: &[impl Serialize]) -> Result {
+        self.write(&rows)?;
+        self.compare(rows)
+    }
+
+    /// Compares rows with the baseline, if any.
+    pub fn compare(&self, rows: &[impl Serialize]) -> Result {
+        let Some(baseline) = &self.baseline else {
+            return Ok(());
+        };
+        let rows = rows.iter().map(serde_json::to_value);
+        baseline.compare(&rows.collect::<serde_json::Result<Vec<_>>>()?)
     }
 }
 

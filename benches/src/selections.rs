@@ -3,7 +3,7 @@
 //! from idle device to idle device, so they include everything a user waits for.
 
 use crate::Result;
-use crate::model::clock;
+use crate::model::{Origin, clock};
 use crate::options::Common;
 use crate::place::Place;
 use crate::stats::Millis;
@@ -42,6 +42,11 @@ struct Row {
     forward: Millis,
     /// Selection, forward and backward pass under autodiff, of all inputs.
     train: Millis,
+    #[serde(flatten)]
+    origin: Origin,
+    #[serde(flatten)]
+    place: Place,
+    commit: String,
 }
 
 /// The inputs of one causal layer: 32 query heads and 8 kv heads of 128 elements.
@@ -103,7 +108,7 @@ pub fn run(options: &Options) -> Result {
     for &len in &options.lens {
         rows.extend(time(len, options, &device)?);
     }
-    options.common.write(&rows)
+    options.common.finish(&rows)
 }
 
 /// The rows of one length.
@@ -138,6 +143,7 @@ fn time(len: usize, options: &Options, device: &Device) -> Result<Vec<Row>> {
             }
         }
     }
+    let origin = Origin::new(&options.place, device);
     let mut rows = Vec::new();
     for ((selection, _), sample) in selectors.iter().zip(samples) {
         let [select, forward, train] = sample.map(Millis::of);
@@ -148,6 +154,9 @@ fn time(len: usize, options: &Options, device: &Device) -> Result<Vec<Row>> {
             select,
             forward,
             train,
+            origin: origin.clone(),
+            place: options.place.clone(),
+            commit: options.common.commit.clone(),
         });
     }
     for row in &rows {

@@ -1,9 +1,9 @@
 //! Medians and their spread.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Median and quartiles of a sample, in milliseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Millis {
     /// The middle value.
     pub median: f64,

@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result {
     for workload in options.selected.of(WORKLOADS, |workload| workload.name)? {
         rows.extend(bench(&client, &workload, options));
     }
-    options.on.common.write(&rows)
+    options.on.common.finish(&rows)
 }
 
 impl Options {

@@ -80,6 +80,9 @@ struct Row {
 
 /// Times the lengths.
 pub fn run(options: &Options) -> Result {
+    if options.common.baseline.is_some() {
+        return Err("--baseline: these rows are compared with Flex, in the same run".into());
+    }
     let mut report = Report {
         machine: machine(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),

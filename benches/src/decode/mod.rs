@@ -71,7 +71,7 @@ pub fn run(options: &Options) -> Result {
     for case in options.selected.of(DECODINGS, |case| case.name)? {
         rows.extend(bench(&client, case, options));
     }
-    options.on.common.write(&rows)
+    options.on.common.finish(&rows)
 }
 
 impl Options {

@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result {
         let len = case.len / options.shrink;
         rows.extend(bench(&client, Case { len, ..case }, options));
     }
-    options.on.common.write(&rows)
+    options.on.common.finish(&rows)
 }
 
 fn bench(client: &Client, case: Case, options: &Options) -> Vec<Row> {

@@ -96,7 +96,7 @@ pub fn run(options: &Options) -> Result {
         }
         sweep.report(&layers);
     }
-    Ok(())
+    options.on.common.compare(&sweep.rows)
 }
 
 impl Sweep<'_> {

@@ -2,6 +2,7 @@
 //!
 //! The crate depends on the standard library alone, so that a fresh checkout runs it within seconds.
 
+mod bench;
 mod book;
 mod codegen;
 mod demo;
@@ -46,6 +47,10 @@ Usage: cargo xtask <command>
                    Random problems on one engine (cpu, kernels-cpu, burn-flex, cuda, cuda-mma, cuda-wgmma,
                    cuda-portable, burn-cuda, wgpu, vulkan), every output compared with the oracle; one that fails
                    is shrunk. --help lists all options.
+  bench COMMAND [--runtime NAME] [--json FILE] [--baseline FILE] [..]
+                   Time a part of the library: attention, masks, decode, products, selections, step, generation or
+                   cpu. --baseline: fails if a time has grown by more than 5 %, and by more than the spread, since
+                   the rows of FILE, made by --json on the same kind of device. COMMAND --help lists all options.
   gpu-pack [--only NAME,..] [--tuned] [..]
                    Build tests, models, bench and the examples, or only those named,
                    for CUDA into gpu-pack/flash-dma-gpu.tar.xz, for a machine with a GPU and without Rust. --tuned
@@ -69,6 +74,7 @@ fn main() -> ExitCode {
         "test-vulkan" => vulkan::run(options),
         "codegen" => codegen::run(options),
         "fuzz" => fuzz::run(options),
+        "bench" => bench::run(options),
         "gpu-pack" => gpu_pack::run(options),
         "tidy" => process::no_options(options).and_then(|()| tidy::run()),
         "book" => book::run(options),
