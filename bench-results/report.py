@@ -435,12 +435,21 @@ LEARNED = "learning/default-h200.json", "learning/grid-h200.json"
 LOCAL = "learning/language-text-local.json"
 
 # Quantiles of Student's distribution for 95 %, by degrees of freedom.
-STUDENT = {2: 4.303, 4: 2.776}
+STUDENT = {2: 4.303, 4: 2.776, 6: 2.447, 7: 2.365}
+
+# Choices of a run of the default layer. Two come with the task: recall has texts that begin short, facts windows that
+# begin wide.
+CHOICES = {"recent": None, "turns": None, "runners_up": None, "dense_layers": [], "layout": "scattered"}
+CHOICES |= dict.fromkeys(("without_recency", "with_tokens", "without_kept", "without_compete", "sink"), False)
 
 
 def runs(task, arm):
     """Runs of the default layer, or of an arm that has no use for its choices, by their seeds."""
     found = [row for name in LEARNED[: 1 if arm == "ours" else 2] for row in rows(name, task=task, arm=arm)]
+    for row in found:
+        other = [key for key, value in CHOICES.items() if row.get(key, value) != value]
+        if other:
+            raise ValueError(f"{task}, {arm}, seed {row['seed']}: not the default layer: {other}")
     return sorted(found, key=lambda row: row["seed"])
 
 
@@ -484,7 +493,14 @@ def learned():
         f"{fmean(map(value, dense)):.3f}",
         beside(last, dense_then, value),
     ]
-    recall = ", ".join(f"{100 * row['accuracy']:.1f}" for row in runs("recall", "ours")) + " %"
+    recalled = lambda group: ", ".join(f"{100 * row['accuracy']:.0f}" for row in group) + " %"
+    pruned, whole = (runs("recall", arm) for arm in ("ours", "dense"))
+    recall = lambda share: [
+        f"recall of 512 tokens, one key in {share}",
+        recalled([row for row in pruned if row["window"] * share == 512]),
+        recalled(whole),
+        None,
+    ]
     return table(
         ["", "ours", "dense", "the last `w` keys"],
         [
@@ -496,7 +512,7 @@ def learned():
             ["facts at four times the training length: pass keys", answered(facts, "passkey"), answered(dense_facts, "passkey"), None],
             ["… needles", answered(facts, "needle"), answered(dense_facts, "needle"), None],
             ["… the text of these models", beside(facts, dense_facts, valid), f"{fmean(map(valid, dense_facts)):.3f}", None],
-            ["recall of 512 tokens, `w` 32", recall, None, None],
+            *(recall(share) for share in (8, 16, 32)),
             ["caches behind 16 384 bytes", cache(facts), cache(dense_facts), None],
         ],
     )

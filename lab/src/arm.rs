@@ -32,7 +32,7 @@ pub enum Arm {
     /// outweigh them. Recall only.
     Bounded,
     /// Ours with scores that stay a random projection of the tokens: they only rank the keys, and no gradient passes
-    /// through them. Recall only.
+    /// through them.
     Frozen,
     /// The first `w` keys. Recall only.
     First,
@@ -80,7 +80,7 @@ impl Arm {
 
     /// True if a layer's configuration suffices; only the model of recall has the other arms.
     pub fn is_of_a_layer(self) -> bool {
-        let scores = matches!(self.scores(), Scores::Rank | Scores::RankAndBias);
+        let scores = self.deals() || self.scores() == Scores::RankAndBias;
         scores || matches!(self, Self::Dense | Self::Sliding)
     }
 

@@ -135,7 +135,7 @@ impl Model {
         texts: &[Text],
     ) -> Result<Tensor<3>, AttentionError> {
         match self.settings.arm.scores() {
-            Scores::RankAndBias | Scores::Rank => layer.try_forward(x),
+            Scores::RankAndBias | Scores::Rank | Scores::FrozenRank => layer.try_forward(x),
             scores => {
                 let keys = self.keys(number, layer, &x, texts)?;
                 let bias = match scores {
@@ -157,11 +157,6 @@ impl Model {
     ) -> Result<Option<Intervals>, AttentionError> {
         let [_, len, _] = x.dims();
         match self.settings.arm.scores() {
-            // Otherwise autodiff would keep a graph of scores without a loss, which no backward pass frees.
-            Scores::FrozenRank => {
-                let frozen = layer.clone().no_grad();
-                Ok(Some(frozen.try_selection(x.clone().detach())?))
-            }
             Scores::None => {
                 let place = Place {
                     layer: number,

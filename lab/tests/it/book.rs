@@ -40,9 +40,10 @@ fn calls_on_a_gpu_are_runs() {
     let calls: Vec<(Cli, Vec<Settings>)> = calls.map(|call| runs(call, call)).collect();
     let counts = calls.iter().map(|(_, runs)| (runs[0].task, runs.len()));
     let expected = [
-        (Task::Text, 2 * 5),
+        (Task::Text, 2 * 7),
         (Task::Needles, 2 * 3),
-        (Task::Recall, 3),
+        // Dense attention once, ours with each window.
+        (Task::Recall, (1 + 3) * 3),
     ];
     assert_eq!(counts.collect::<Vec<_>>(), expected);
     // The table is of the default layer.
