@@ -61,12 +61,15 @@ Usage: cargo xtask <command>
 ";
 
 fn main() -> ExitCode {
+    if let Some(result) = test::rustdoc(std::env::args_os().skip(1)) {
+        return ended(result);
+    }
     let args: Vec<String> = std::env::args().skip(1).collect();
     let (command, options) = match args.split_first() {
         Some((command, options)) => (command.as_str(), options),
         None => ("help", &[][..]),
     };
-    let result = match command {
+    ended(match command {
         "setup" => process::no_options(options).and_then(|()| setup::all()),
         "demo" => demo::run(options),
         "new" => new_crate::run(options),
@@ -83,7 +86,10 @@ fn main() -> ExitCode {
             Ok(())
         }
         other => Err(format!("unknown command `{other}`\n\n{HELP}")),
-    };
+    })
+}
+
+fn ended(result: process::Result) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {

@@ -9,7 +9,7 @@ use lab::train::run;
 fn answered(arm: Arm, seed: u64) -> f64 {
     let settings = Settings {
         seed,
-        // Fewer than the size's: enough, and two minutes of one core for both arms.
+        // Fewer than the size's: enough, and under three minutes for both arms in an unoptimised build on two cores.
         steps: 220,
         ..Settings::of(Task::Recall, arm, Size::Smallest)
     };

@@ -1,10 +1,12 @@
 //! `cargo xtask test`: checks before a merge, in two commands.
 
+mod documentation;
 mod lanes;
 mod programs;
 mod summary;
 mod times;
 
+pub use documentation::stand_in as rustdoc;
 pub use programs::run as run_programs;
 
 use crate::process::{
@@ -61,8 +63,7 @@ const FULL_STEPS: [Step; 8] = [
     SETUP,
     Step::new("dependencies", dependencies),
     Step::building("documentation", || {
-        let mut doc = cargo(["doc", "--workspace", "--no-deps"]);
-        run_command(doc.env("RUSTDOCFLAGS", "-D warnings"))
+        documentation::build(&mut tests(&[])(&[]), target_dir().join("doc").into())
     }),
     Step::building("long tests", long_tests),
     Step::building("book", book::check),
