@@ -44,10 +44,12 @@ pub(crate) fn record<B: Backend, C: CheckpointStrategy, P: Pass<B, N>, const N: 
     if wanted == Wanted::Saved {
         return constants(pass.forward(inner(inputs), wanted));
     }
-    // A node has as many parents for every call: an absent input has the first one's, and no gradient.
-    let nodes = inputs.each_ref().map(|input| {
-        let input = input.as_ref().or(inputs[0].as_ref());
-        input.expect("the first input is present").node()
+    let first = inputs[0].as_ref().expect("the first input is present");
+    // A node has as many parents for every call. An absent input is a constant, so that nothing counts it: a distributed
+    // parameter waits for a gradient from every node that has it as a parent.
+    let nodes = inputs.each_ref().map(|input| match input {
+        Some(input) => input.node(),
+        None => Autodiff::<B, C>::from_inner(first.primitive().clone()).node(),
     });
     let node = AttentionNode::<P>(PhantomData);
     match node.prepare::<C>(nodes).compute_bound().stateful() {
@@ -116,12 +118,11 @@ impl<B: Backend, P: Pass<B, N>, const N: usize> Backward<B, N> for AttentionNode
                 (grad_out, Some(grad))
             }
         };
-        let present = state.inputs.map(|id| id.is_some());
         let inputs = (state.inputs)
             .map(|id| id.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id)));
         let saved = tensors::Saved::new(state.results, grad_out, grad_lse);
         let saved = Saved::from_tensors(saved);
-        let tracked = std::array::from_fn(|n| present[n] && ops.parents[n].is_some());
+        let tracked = ops.parents.each_ref().map(Option::is_some);
         let results = state.pass.backward(inputs, saved, tracked);
         for (parent, grad) in ops.parents.into_iter().zip(results) {
             if let (Some(parent), Some(grad)) = (parent, grad) {
@@ -182,5 +183,54 @@ fn constants<B: Backend, C: CheckpointStrategy>(
 pub(crate) fn first_order<const N: usize>(tensors: [(TensorName, bool); N]) {
     if let Some((tensor, _)) = tensors.into_iter().find(|&(_, tracked)| tracked) {
         panic!("{}", AttentionError::SecondOrder { tensor });
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::backend::Flex;
+    use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::tensor::TensorData;
+    use std::sync::{Arc, Mutex};
+
+    type Graph = Autodiff<Flex>;
+
+    /// Hands its first input on, and notes which inputs its backward pass finds tracked.
+    #[derive(Clone, Debug, Default)]
+    struct First(Arc<Mutex<Vec<[bool; 3]>>>);
+
+    impl Pass<Flex, 3> for First {
+        fn forward(&self, [x, ..]: [Option<FloatTensor<Flex>>; 3], _: Wanted) -> Forwarded<Flex> {
+            let x = x.expect("it is present");
+            Forwarded::from_tensors(Outputs::new(x.clone(), x))
+        }
+
+        fn backward(
+            self,
+            _: [Option<FloatTensor<Flex>>; 3],
+            saved: Saved<Flex>,
+            tracked: [bool; 3],
+        ) -> [Option<FloatTensor<Flex>>; 3] {
+            self.0.lock().expect("no test panics").push(tracked);
+            [Some(saved.into_tensors().grad_out), None, None]
+        }
+    }
+
+    #[test]
+    fn an_absent_input_is_no_parent() {
+        let tensor = || Graph::float_from_data(TensorData::from([3.0f32]), &Default::default());
+        let x = Graph::float_set_require_grad(tensor(), true);
+        let pass = First::default();
+        for second in [None, Some(tensor())] {
+            let inputs = [Some(x.clone()), second, None];
+            let wanted = Wanted::Out;
+            let out = record::<Flex, NoCheckpointing, _, 3>(inputs, pass.clone(), wanted);
+            let grads = Graph::backward(out.into_tensors().out);
+            assert!(Graph::grad(&x, &grads).is_some());
+        }
+        let found = pass.0.lock().expect("no test panics").clone();
+        assert_eq!(found, [[true, false, false]; 2]);
     }
 }
