@@ -62,9 +62,7 @@ const STEPS: [Step; 9] = [
 const FULL_STEPS: [Step; 8] = [
     SETUP,
     Step::new("dependencies", dependencies),
-    Step::building("documentation", || {
-        documentation::build(&mut tests(&[])(&[]), target_dir().join("doc").into())
-    }),
+    Step::building("documentation", documentation),
     Step::building("long tests", long_tests),
     Step::building("book", book::check),
     Step::new("release", release::check),
@@ -123,11 +121,27 @@ fn dependencies() -> Result {
     run_command(deny.args(["--log-level", "error"]).args(args))
 }
 
-/// Lints the programs that no test needs, in the build that takes seconds.
+/// Options for the programs that no test needs, which build within seconds.
+const PROGRAMS: [&str; 6] = [
+    "--package",
+    "flash-dma-tests",
+    "--bins",
+    "--no-default-features",
+    "--features",
+    "programs",
+];
+
+/// Lints [`PROGRAMS`].
 fn lint_programs() -> Result {
-    let mut clippy = cargo(["clippy", "--package", "flash-dma-tests", "--bins"]);
-    clippy.args(["--no-default-features", "--features", "programs"]);
-    run_command(clippy.args(["--", "-D", "warnings"]))
+    let mut clippy = cargo(["clippy"]);
+    run_command(clippy.args(PROGRAMS).args(["--", "-D", "warnings"]))
+}
+
+/// Documents the libraries, [`PROGRAMS`] and this program. For those that go through Burn all of it would be checked again.
+fn documentation() -> Result {
+    documentation::build(&mut tests(&[])(&[]), target_dir().join("doc").into())?;
+    let mut doc = cargo(["doc", "--no-deps", "--package", "xtask"]);
+    run_command(doc.args(PROGRAMS).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// Checks that tables, plots and sentences of README and book agree with the rows.
